@@ -1,0 +1,38 @@
+# Two commands for a fresh Debian or Ubuntu machine: `make demo` and `make test`.
+# Both install what they need: Debian packages (as root or with sudo), a .venv, Python packages.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEBIAN := g++ cmake libfaiss-dev libeigen3-dev python3-venv
+SOURCES := pyproject.toml $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt' -o -name '*.map')
+
+.PHONY: demo test quick bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python benchmarks/demo.py
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+quick: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "not slow"
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/calibration_memory.py
+
+$(VENV)/.system:
+	@missing=""; for package in $(DEBIAN); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
+	if [ -n "$$missing" ]; then \
+	  if [ "$$(id -u)" = 0 ]; then run=""; else run="sudo"; fi; \
+	  $$run apt-get update -q && DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -q --no-install-recommends $$missing; \
+	fi
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.system $(SOURCES)
+	$(BIN)/pip install -q ".[test]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist demo-output

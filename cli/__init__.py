@@ -1,0 +1,97 @@
+"""The command line: thin commands over the library. Only this package prints.
+
+Exit codes: 0 good, 1 a check failed, 2 usage error or something that is the user's to fix, 130 interrupt.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from gapa_onnx.cli.console import report
+from gapa_onnx.cli.convert import convert
+from gapa_onnx.cli.doctor import doctor
+from gapa_onnx.cli.inspect import inspect
+from gapa_onnx.cli.run import run
+from gapa_onnx.cli.verify import verify
+
+from gapa_onnx.errors import UserError
+
+PROGRAM = "gapa-onnx"
+INTERRUPTED = 130
+
+# typer has carried click inside itself since 0.26; before, it depended on it. The class is the same.
+_UsageError = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (convert, inspect, verify, run, doctor):
+    app.command()(command)
+
+
+@dataclass
+class _Globals:
+    """Options that stand before the command."""
+
+    debug: bool = False
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from gapa_onnx import __version__
+
+        print(f"{PROGRAM} {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def _before_command(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Honest error bars for any trained ONNX model: one file, the same predictions, bit for bit."""
+    context.obj.debug = debug
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; bugs of ours end in a Python traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that has no ± must not end a conversion
+    chosen = _Globals()
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(
+            args=None if arguments is None else list(arguments),
+            prog_name=PROGRAM,
+            standalone_mode=False,
+            obj=chosen,
+        )
+    except UserError as error:
+        if chosen.debug:
+            traceback.print_exc()
+        report(error.message, error.hint)
+        return 2
+    except _UsageError as error:
+        path = error.ctx.command_path if error.ctx else PROGRAM
+        report(error.format_message(), f"`{path} --help` lists what it takes")
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        print("interrupted", file=sys.stderr)
+    return code or 0

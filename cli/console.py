@@ -1,0 +1,74 @@
+"""Where output goes: answers to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+PIPE_WIDTH = 200  # columns where there is no terminal to ask: lines that a program can still take apart
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that takes text as it is: names may hold brackets and colons."""
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    width = None if terminal else PIPE_WIDTH
+    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+
+
+def print_json(answer: Any) -> None:
+    """The one object that `--json` promises. ASCII, so that any locale can carry it."""
+    print(json.dumps(answer, indent=2, allow_nan=False))
+
+
+def report(message: str, hint: str | None) -> None:
+    """An error, and what to do about it."""
+    _say("error", "bold red", message)
+    if hint:
+        _say("hint", "bold cyan", hint)
+
+
+def note(message: str) -> None:
+    _say("note", "bold", message)
+
+
+def warn(message: str) -> None:
+    _say("warning", "bold yellow", message)
+
+
+def _say(kind: str, style: str, message: str) -> None:
+    console(stderr=True).print(Text.assemble((f"{kind}: ", style), message), soft_wrap=True)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr if that is a terminal: called with what is being done and how much of it is done."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def advance(text: str, done: float) -> None:
+            # Nothing done yet, or the size of the data is not known: a bar that only pulses.
+            bar.update(task, description=text, total=1.0 if done else None, completed=done)
+
+        yield advance
+
+
+def quiet_runtime(*, native: bool = True) -> None:
+    """Keep onnxruntime's own warnings off stderr; say once if the native library is missing."""
+    import onnxruntime
+
+    from gapa_onnx.runtime import library_path
+
+    onnxruntime.set_default_logger_severity(3)
+    warnings.filterwarnings("ignore", message=".*running the portable function", category=RuntimeWarning)
+    if native and library_path() is None:
+        note("the native library is missing: running the portable function, which is slower")

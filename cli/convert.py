@@ -1,0 +1,148 @@
+"""`gapa-onnx convert`: a trained model in, the same model with error bars out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from gapa_onnx.cli import options
+from gapa_onnx.cli.console import print_json, progress_bar, quiet_runtime, warn
+
+from gapa_onnx.errors import UserError
+from gapa_onnx.settings import Settings
+
+_DEFAULTS = Settings()
+_Out = Annotated[
+    Path | None, typer.Option("-o", "--out", metavar="OUT", help="Where to write; MODEL.gapa.onnx unless given.")
+]
+
+
+def convert(
+    context: typer.Context,
+    model: options.Model,
+    calib: options.Calib,
+    out: _Out = None,
+    sites: options.Sites = _DEFAULTS.sites,
+    on_unsupported: options.OnUnsupported = _DEFAULTS.on_unsupported,
+    inducing: options.Inducing = _DEFAULTS.inducing,
+    m: options.Points = _DEFAULTS.m,
+    k: options.Neighbours = _DEFAULTS.k,
+    index: options.Index = _DEFAULTS.index,
+    length_scale: options.LengthScale = _DEFAULTS.length_scale,
+    scale: options.Scale = _DEFAULTS.scale,
+    metric: options.Metric = _DEFAULTS.metric,
+    jitter: options.Jitter = _DEFAULTS.jitter,
+    paper: options.Paper = False,
+    image_mean: options.ImageMean = None,
+    image_std: options.ImageStd = None,
+    seed: options.Seed = _DEFAULTS.seed,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> int:
+    """Give a trained model error bars; its predictions stay the same, bit for bit."""
+    from gapa_onnx import compiler
+
+    settings = Settings(
+        sites=sites,
+        inducing=inducing,
+        m=m,
+        k=k,
+        index=index,
+        length_scale=length_scale,
+        scale=scale,
+        metric=metric,
+        jitter=jitter,
+        on_unsupported=on_unsupported,
+        seed=seed,
+    )
+    if paper:
+        _refuse_beside_paper(context, "length_scale", "scale", "metric")
+    images = options.image_options(image_mean, image_std)
+    out = _output(model, out)
+    quiet_runtime(native=not dry_run)
+    if dry_run:
+        return _rehearse(model, calib, out, settings, images, as_json)
+    with progress_bar() as progress:
+        conversion = compiler.convert(
+            model, calib, out, settings=settings, paper=paper, images=images, progress=progress
+        )
+    return _show(conversion, calib, as_json)
+
+
+def _refuse_beside_paper(context: typer.Context, *names: str) -> None:
+    given = [name for name in names if context.get_parameter_source(name).name == "COMMANDLINE"]
+    if given:
+        option = "--" + given[0].replace("_", "-")
+        raise UserError(f"--paper sets {option} itself", f"leave out either --paper or {option}")
+
+
+def _output(model: Path, out: Path | None) -> Path:
+    """OUT, which is never the model itself: the source must survive."""
+    from gapa_onnx.compiler import default_output
+
+    out = out or default_output(model)
+    if out.exists() and model.exists() and out.samefile(model):
+        raise UserError(f"{out} is the source model, which would be overwritten", "choose another file with -o")
+    return out
+
+
+def _rehearse(model: Path, calib: str, out: Path, settings: Settings, images, as_json: bool) -> int:
+    """Everything up to the first batch of data: whatever would stop a conversion early is found."""
+    from gapa_onnx.cli import render
+
+    from gapa_onnx.analyse import analyse, require_convertible
+    from gapa_onnx.compiler import writable
+    from gapa_onnx.data import open_data
+    from gapa_onnx.load import load
+
+    writable(out)
+    plan = analyse(load(model), settings.sites, cut=settings.cut)
+    data = open_data(calib, plan.source.inputs, images)
+    batch = next(data.batches(1))
+    answer = {
+        **render.plan_record(plan),
+        "data": {"description": data.description, "rows": data.rows},
+        "output": str(out),
+    }
+    if as_json:
+        print_json(answer)
+    else:
+        render.plan(answer, {name: array.shape[1:] for name, array in batch.items()})
+    require_convertible(plan, cut=settings.cut)
+    return 0
+
+
+def _show(conversion, calib: str, as_json: bool) -> int:
+    from gapa_onnx.cli import render
+
+    from gapa_onnx import provenance
+    from gapa_onnx.analyse import refusal_table
+
+    record = provenance.read(conversion.model)
+    failed = [check for check in conversion.checks if not check.passed]
+    if conversion.plan.refused:
+        warn(
+            f"the variance is cut at {len(conversion.plan.refused)} node(s) without a rule; what leaves them counts "
+            f"as certain, so the variances of the outputs are too small:\n{refusal_table(conversion.plan.refused)}"
+        )
+    answer = {
+        "output": str(conversion.path) if conversion.path else None,
+        "bytes": _size(conversion.path),
+        "checks": [vars(check) for check in conversion.checks],
+        "certain_outputs": list(conversion.plan.certain_outputs),
+        "provenance": record,
+    }
+    if as_json:
+        print_json(answer)
+    else:
+        render.conversion(answer, conversion.plan.source.label, conversion.calibration.description, calib)
+    return 1 if failed else 0
+
+
+def _size(path: Path | None) -> int | None:
+    """Bytes on disk, with the external data of a large model."""
+    if path is None:
+        return None
+    files = (path, path.with_name(path.name + ".data"))
+    return sum(file.stat().st_size for file in files if file.exists())

@@ -1,0 +1,89 @@
+"""An estimate of what error bars cost, in multiply-adds per sample.
+
+At a site with M inducing points of width d and K neighbours, one query costs
+
+    M d          the exact search
+    K² d + K³/3  the kernel matrix of the neighbours, and its solution
+
+The model's own cost counts its Conv, ConvTranspose, Gemm and MatMul nodes from their static shapes. Time
+does not follow multiply-adds exactly; `None` stands for what shapes alone do not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from gapa_onnx.load import SourceModel
+from gapa_onnx.settings import Settings
+from gapa_onnx.sites import Layout, Site
+
+_UNCOUNTED = {
+    "Attention", "ConvInteger", "DeformConv", "Einsum", "GRU", "If", "LSTM", "Loop", "MatMulInteger", "QLinearConv",
+    "QLinearMatMul", "RNN", "Scan",
+}  # fmt: skip
+
+
+def estimate(source: SourceModel, sites: Sequence[Site], settings: Settings = Settings()) -> dict[str, Any]:
+    """Multiply-adds per sample of the model and of the sites, and their ratio; None where unknown."""
+    model = _model(source)
+    added = [_site(source, site, settings) for site in sites]
+    total = sum(added) if added and None not in added else None
+    return {
+        "m": settings.m,
+        "k": settings.k,
+        "model": model,
+        "sites": total,
+        "ratio": (model + total) / model if model and total is not None else None,
+    }
+
+
+def _site(source: SourceModel, site: Site, settings: Settings) -> int | None:
+    shape = source.graph.tensors()[site.query].shape
+    if not shape or len(shape) < 2:
+        return None
+    features, positions = {
+        Layout.ROWS: (shape[-1:], shape[1:-1]),
+        Layout.POSITIONS: (shape[1:2], shape[2:]),
+        Layout.POOLED: (shape[1:2], []),
+        Layout.FLAT: (shape[1:], []),
+    }[site.layout]
+    width, queries = _product(features), _product(positions)
+    if width is None or queries is None:
+        return None
+    m, k = settings.m, settings.k
+    return queries * (m * width + k * k * width + k**3 // 3)
+
+
+def _model(source: SourceModel) -> int | None:
+    total = 0
+    for node in source.graph.nodes:
+        if node.domain not in (None, "", "ai.onnx") or node.op in _UNCOUNTED:
+            return None
+        if node.op not in _NODE:
+            continue
+        data, weight, out = node.inputs[0].shape, node.inputs[1].shape, node.outputs[0].shape
+        if not (data and weight and out):
+            return None
+        count = _NODE[node.op](node, data, weight, out)
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def _gemm(node, data, weight, out) -> int | None:
+    return _product([*out[1:], data[0 if node.attrs.get("transA") else -1]])
+
+
+_NODE: dict[str, Callable[..., int | None]] = {  # the first axis is the batch's
+    "Conv": lambda node, data, weight, out: _product([*out[1:], *weight[1:]]),
+    "ConvTranspose": lambda node, data, weight, out: _product([*data[1:], *weight[1:]]),
+    "Gemm": _gemm,
+    "MatMul": lambda node, data, weight, out: _product([*out[1:], data[-1]]),
+}
+
+
+def _product(sizes: Sequence[int | str | None]) -> int | None:
+    return prod(sizes) if all(isinstance(size, int) for size in sizes) else None

@@ -1,0 +1,78 @@
+"""`gapa-onnx inspect`: what a model is made of, or what a converted file says about itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gapa_onnx.cli import options
+from gapa_onnx.cli.console import print_json
+
+from gapa_onnx.errors import UserError
+
+
+def inspect(model: options.Model, sites: options.Sites = "auto", as_json: options.Json = False) -> int:
+    """Show a model's sites, operators and cost, or a converted file's provenance."""
+    from gapa_onnx.cli import render
+    from gapa_onnx.cli.models import read_model
+
+    from gapa_onnx import provenance
+
+    proto = read_model(model)
+    record = provenance.read(proto)
+    if record is not None:
+        answer = {"kind": "converted", "file": str(model), **render.ports_record(proto), "provenance": record}
+        show = render.converted
+    else:
+        answer = {"kind": "source", "file": str(model), **_source_record(model, sites)}
+        show = render.source
+    if as_json:
+        print_json(answer)
+    else:
+        show(answer)
+    return 0
+
+
+def _source_record(path: Path, sites: str) -> dict[str, Any]:
+    from gapa_onnx.cli import cost, render
+
+    from gapa_onnx.analyse import analyse, operator_table
+    from gapa_onnx.load import load
+    from gapa_onnx.sites import find_sites
+
+    source = load(path)
+    problem = None
+    try:
+        plan = analyse(source, sites)
+    except UserError as error:
+        if sites != "auto":
+            raise
+        plan, problem = None, error.message  # the operators are worth showing all the same
+    try:
+        candidates = find_sites(source, "all")
+    except UserError:
+        candidates = ()
+    return {
+        "opset": source.opset,
+        "sha256": source.sha256,
+        **render.ports_record(source.proto),
+        "problem": problem,
+        "asked": sites,
+        **(render.plan_record(plan) if plan else {"sites": [], "refused": []}),
+        "candidates": [render.site_record(site, source) for site in candidates],
+        "tensors": [] if candidates else _float_tensors(source),
+        "operators": [{**vars(row), "nodes": list(row.nodes)} for row in operator_table(source)],
+        "cost": cost.estimate(source, plan.sites if plan else ()),
+    }
+
+
+def _float_tensors(source) -> list[str]:
+    """Where a site could be named, for a model without an obvious place."""
+    from gapa_onnx.rules.view import is_float
+
+    return [
+        tensor.name
+        for node in source.graph.nodes
+        for tensor in node.outputs
+        if tensor.name and is_float(tensor.dtype) and tensor.shape != []
+    ]

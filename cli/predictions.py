@@ -1,0 +1,178 @@
+"""What a model answered, row by row: collected, shown, or written to a file."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gapa_onnx.cli.console import console
+from rich import box
+from rich.table import Table
+
+from gapa_onnx.errors import UserError
+
+HEAD = 10  # rows in the table
+MOST_COLUMNS = 6  # elements of one output in the table
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Predictions:
+    """The answers of all batches; with `keep` only the first rows, and the spread of the rest."""
+
+    def __init__(self, names: Sequence[str], variance_of: Mapping[str, str], keep: int | None):
+        self.names = list(names)
+        self.variance_of = dict(variance_of)
+        self.keep = keep
+        self.rows = 0
+        self.spread = {name: _Spread() for name in self.variance_of}
+        self._pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.names}
+
+    def add(self, batch: Arrays, answers: Sequence[np.ndarray]) -> None:
+        rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
+        for name, answer in zip(self.names, answers):
+            if answer.ndim == 0 or answer.shape[0] != rows:
+                raise UserError(f"output {name!r} does not have one row per sample", "run the model from Python instead")
+            if self.keep is None or self.rows < self.keep:
+                self._pieces[name].append(answer)
+        for name, spread in self.spread.items():
+            spread.add(answers[self.names.index(self.variance_of[name])])
+        self.rows += rows
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Each output (rows, …)."""
+        whole = {}
+        for name, pieces in self._pieces.items():
+            try:
+                whole[name] = np.concatenate(pieces)[: self.keep]
+            except ValueError as error:
+                shapes = sorted({str(piece.shape[1:]) for piece in pieces})
+                raise UserError(
+                    f"output {name!r} has rows of different shapes: {', '.join(shapes[:3])}", "give data of one size"
+                ) from error
+        return whole
+
+
+class _Spread:
+    """Running mean and maximum of a standard deviation."""
+
+    def __init__(self) -> None:
+        self.count, self.total, self.largest, self.missing = 0, 0.0, 0.0, 0
+
+    def add(self, var: np.ndarray) -> None:
+        known = np.isfinite(var)
+        std = np.sqrt(var[known].astype(np.float64))
+        self.count += std.size
+        self.total += float(std.sum())
+        self.largest = max(self.largest, float(std.max(initial=0.0)))
+        self.missing += int(var.size - std.size)
+
+    def __str__(self) -> str:
+        mean = self.total / self.count if self.count else float("nan")
+        missing = f", {self.missing} not known (NaN)" if self.missing else ""
+        return f"std mean {mean:.4g}, largest {self.largest:.4g}{missing}"
+
+
+# ---------------------------------------------------------------------------- table
+
+
+def show(predictions: Predictions) -> None:
+    """The first rows, `value ± std` where there is a variance, and a line about all of them."""
+    arrays = predictions.arrays()
+    variances = set(predictions.variance_of.values())
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("row", justify="right")
+    columns, hidden = [], []
+    for name in predictions.names:
+        if name in variances:
+            continue
+        values, labels = _flat(arrays[name]), _labels(name, arrays[name])
+        std = _flat(arrays[predictions.variance_of[name]]) ** 0.5 if name in predictions.variance_of else None
+        for i, label in enumerate(labels[:MOST_COLUMNS]):
+            table.add_column(label, justify="right", no_wrap=True)
+            columns.append((values[:, i], None if std is None else std[:, i]))
+        if len(labels) > MOST_COLUMNS:
+            hidden.append(f"{name}: {len(labels) - MOST_COLUMNS} more element(s) per row; -o FILE writes all")
+    for row in range(len(arrays[predictions.names[0]]) if predictions.names else 0):
+        table.add_row(str(row), *(_cell(values[row], None if std is None else std[row]) for values, std in columns))
+    out = console()
+    out.print(table)
+    for line in hidden:
+        out.print(line, soft_wrap=True)
+    out.print(f"{predictions.rows} rows" + ("" if predictions.spread else "; no output has a variance"))
+    for name, spread in predictions.spread.items():
+        out.print(f"{name}: {spread}", soft_wrap=True)
+
+
+def _cell(value: Any, std: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, np.floating) else str(value)
+    return text if std is None else f"{text} ± {std:.2g}"
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    return array.reshape(len(array), -1)  # (rows, elements)
+
+
+def _labels(name: str, array: np.ndarray) -> list[str]:
+    """One per element of a row: name, name[i], name[i,j]."""
+    if array.ndim == 1:
+        return [name]
+    return [f"{name}[{','.join(map(str, place))}]" for place in np.ndindex(array.shape[1:])]
+
+
+# ---------------------------------------------------------------------------- files
+
+
+def writer(path: Path) -> Callable[[Arrays], None]:
+    """What writes a file of this kind, whole or not at all; found out before any work is done."""
+    from gapa_onnx.compiler import writable
+    from gapa_onnx.emit import replacing
+
+    kind = path.suffix.lower()
+    if kind not in _WRITERS:
+        raise UserError(f"{path} is of a kind that cannot be written", f"choose one of {', '.join(_WRITERS)}")
+    writable(path)
+
+    def write(arrays: Arrays) -> None:
+        with replacing(path) as temporary:
+            _WRITERS[kind](temporary, {name: _plain(array) for name, array in arrays.items()})
+
+    return write
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """Text as text: an array of Python objects would be pickled."""
+    return array.astype(np.str_) if array.dtype == object else array
+
+
+def _write_npz(path: Path, arrays: Arrays) -> None:
+    with open(path, "wb") as file:  # savez adds a suffix to a path, not to a file
+        np.savez(file, **arrays)
+
+
+def _write_csv(path: Path, arrays: Arrays) -> None:
+    # numpy's text of a float is the shortest that reads back as the same number
+    columns = [_flat(array).astype(np.str_) for array in arrays.values()]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow([label for name, array in arrays.items() for label in _labels(name, array)])
+        lines.writerows(np.concatenate(columns, axis=1).tolist())
+
+
+def _write_json(path: Path, arrays: Arrays) -> None:
+    outputs = {name: _json_numbers(array) for name, array in arrays.items()}
+    path.write_text(json.dumps({"outputs": outputs}, allow_nan=False), encoding="utf-8")
+
+
+def _json_numbers(array: np.ndarray) -> list:
+    """Nested lists; NaN and infinity, which JSON does not have, become null."""
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return array.tolist()
+    return np.where(np.isfinite(array), array.astype(object), None).tolist()
+
+
+_WRITERS: dict[str, Callable[[Path, Arrays], None]] = {".npz": _write_npz, ".csv": _write_csv, ".json": _write_json}

@@ -1,0 +1,101 @@
+"""Step 2, analyse: where the sites are, and what becomes of the variance behind them.
+
+Nothing is calibrated or written yet; whatever would stop the conversion later is found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gapa_onnx.errors import UserError
+from gapa_onnx.load import SourceModel
+from gapa_onnx.propagation import RefusedNode, propagate
+from gapa_onnx.rules import Deterministic, Refusal, behaviour
+from gapa_onnx.rules.view import is_float
+from gapa_onnx.sites import Site, find_sites
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One line of the operator table."""
+
+    operator: str
+    count: int
+    behaviour: str  #: rule, deterministic or refused
+    accuracy: str
+    reason: str  #: the formula of a rule, else why
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done with a model."""
+
+    source: SourceModel
+    sites: tuple[Site, ...]
+    outputs: tuple[str, ...]  #: graph outputs that get a variance
+    certain_outputs: tuple[str, ...]  #: float outputs that no site reaches
+    refused: tuple[RefusedNode, ...]  #: nodes behind a site whose variance cannot be stated
+
+
+def analyse(source: SourceModel, sites: str = "auto", *, cut: bool = False) -> Plan:
+    """Choose the sites and rehearse the propagation with stand-ins for their variances."""
+    chosen = find_sites(source, sites)
+    rehearsal = propagate(source, chosen, lambda graph, site: graph.tensor(f"{site.prefix}/own", "float32"), cut=cut)
+    floats = [tensor.name for tensor in source.outputs if is_float(tensor.dtype)]
+    return Plan(
+        source=source,
+        sites=chosen,
+        outputs=tuple(name for name in floats if name in rehearsal.variances),
+        certain_outputs=tuple(name for name in floats if name not in rehearsal.variances),
+        refused=rehearsal.refused,
+    )
+
+
+def require_convertible(plan: Plan, *, cut: bool) -> None:
+    """Raise UserError where the plan cannot be carried out."""
+    if plan.refused and not cut:
+        raise UserError(
+            f"{len(plan.refused)} node(s) behind the sites have no variance rule:\n{refusal_table(plan.refused)}",
+            "choose later sites with --sites, or pass --on-unsupported cut to treat their outputs as certain",
+        )
+    if not plan.outputs:
+        sites = ", ".join(site.name for site in plan.sites)
+        raise UserError(
+            f"no floating-point output depends on the site(s) {sites} by a path that carries variance",
+            "choose other sites with --sites; `gapa-onnx inspect MODEL` lists them",
+        )
+
+
+def refusal_table(refused: Sequence[RefusedNode]) -> str:
+    """Operator / count / reason / nodes, one line per operator and reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for entry in refused:
+        groups.setdefault((entry.operator, entry.reason), []).append(entry.node)
+    return "\n".join(
+        f"  {operator:<24} {len(nodes):>4}  {reason}  [{_some(nodes)}]"
+        for (operator, reason), nodes in sorted(groups.items())
+    )
+
+
+def operator_table(source: SourceModel) -> tuple[OperatorRow, ...]:
+    """Every operator of the model with its behaviour, in order of its name."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for node in source.graph.nodes:
+        nodes.setdefault((node.domain or "", node.op), []).append(node.name or node.outputs[0].name)
+    rows = []
+    for (domain, op), names in sorted(nodes.items()):
+        entry = behaviour(domain, op)
+        label = f"{domain}::{op}" if domain else op
+        if isinstance(entry, Deterministic):
+            rows.append(OperatorRow(label, len(names), "deterministic", "", entry.reason, tuple(names)))
+        elif isinstance(entry, Refusal):
+            rows.append(OperatorRow(label, len(names), "refused", "", entry.reason, tuple(names)))
+        else:
+            rows.append(OperatorRow(label, len(names), "rule", entry.accuracy.value, entry.formula, tuple(names)))
+    return tuple(rows)
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

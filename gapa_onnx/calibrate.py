@@ -1,0 +1,281 @@
+"""Step 3, calibrate: one streaming pass over the data fits every site.
+
+Per site, with z the query and τ the scale:
+
+    prior variance   c_i² = Var(z_i) over the data
+    length scale     ℓ = median distance between data points (at the site, or of the inputs)
+    inducing points  M of them, chosen from a bounded random sample of the rows
+    scale            τ = 0.02 / median of the leave-one-out share s; the share that enters is min(τ s, 1)
+
+Memory is bounded whatever the size of the data: moments are running sums, rows are sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnxruntime import InferenceSession
+
+from gapa_onnx import inducing, statistics
+from gapa_onnx.analyse import Plan
+from gapa_onnx.data import DataSource
+from gapa_onnx.errors import UserError
+from gapa_onnx.graph import VarianceGraph
+from gapa_onnx.load import SourceModel
+from gapa_onnx.op.index import Index, build_index, share_error
+from gapa_onnx.runtime import first_line, open_session
+from gapa_onnx.settings import Settings
+from gapa_onnx.sites import Layout, Site, arrange
+from gapa_onnx.splice import splice
+
+SAMPLE_BYTES = 256 << 20  # rows kept for choosing inducing points, all sites together
+INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
+HELD_OUT_ROWS = 2000  # rows for leave-one-out shares and for the recall of an index
+MEDIAN_SHARE = 0.02  # target of the default scale, chosen on two data sets (method notes, 2)
+SMALLEST_STD = 1e-6  # of a neuron; a unit that never moves still gets a prior
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class SiteFit:
+    """All numbers of one site."""
+
+    site: Site
+    index: Index = field(repr=False)
+    k: int
+    length_scale: float
+    jitter: float
+    scale: float  #: τ
+    prior_var: np.ndarray = field(repr=False)  #: c², in a shape that broadcasts against the tensor
+    whitening: tuple[np.ndarray, np.ndarray] | None = field(repr=False)  #: centre (d,) and map (d, r) of queries
+    share_quantiles: dict[str, float] = field(repr=False)  #: of the leave-one-out share
+    share_error: float  #: largest error of s that the index makes on held-out rows
+    rows: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the data said."""
+
+    fits: tuple[SiteFit, ...]
+    rows: int  #: batch rows read
+    dropped: int  #: query rows left out for a NaN or an infinity
+    description: str
+
+
+def calibrate(plan: Plan, data: DataSource, settings: Settings, progress: Progress = lambda text, done: None) -> Calibration:
+    """Run the source model over the data and fit each site."""
+    collectors = [_Collector(site, settings, len(plan.sites)) for site in plan.sites]
+    inputs = _InputSample(settings.seed) if settings.length_scale == "input" else None
+    rows = _stream(plan, data, collectors, inputs, progress)
+    fits = []
+    for number, collector in enumerate(collectors):
+        progress(f"fitting {collector.site.name}", number / len(collectors))
+        fits.append(_fit(collector, settings, inputs))
+    progress("fitting", 1.0)
+    return Calibration(tuple(fits), rows, sum(c.dropped for c in collectors), data.description)
+
+
+# ------------------------------------------------------------------ the pass
+
+
+def _stream(
+    plan: Plan, data: DataSource, collectors: Sequence[_Collector], inputs: _InputSample | None, progress: Progress
+) -> int:
+    session, queries, maps = _exposing_session(plan.source, plan.sites)
+    rows = 0
+    for batch in data.batches(_batch_size(plan.source)):
+        try:
+            answers = session.run([*queries, *maps], batch)
+        except Exception as error:  # onnxruntime has no common base class for its errors
+            raise UserError(
+                f"the model failed on the calibration data: {first_line(error)}", "check the shape and range of the data"
+            ) from error
+        rows += _rows(batch)
+        tensors = dict(zip([*queries, *maps], answers))
+        for query, collector in zip(queries, collectors):
+            collector.add(tensors[query], tensors.get(collector.site.query))
+        if inputs is not None:
+            inputs.add(batch)
+        progress("reading calibration data", rows / data.rows if data.rows else 0.0)
+    return rows
+
+
+def _rows(batch: dict[str, np.ndarray]) -> int:
+    return max((array.shape[0] for array in batch.values() if array.ndim), default=1)
+
+
+def _batch_size(source: SourceModel) -> int:
+    """Small batches where activations are maps: memory is bounded by a batch, not by the data."""
+    return 256 if all(spec.shape is None or len(spec.shape) <= 2 for spec in source.inputs) else 32
+
+
+def _exposing_session(source: SourceModel, sites: Sequence[Site]) -> tuple[InferenceSession, list[str], list[str]]:
+    """The source model with the queries of each site as outputs, and the maps that are pooled or flattened."""
+    graph = VarianceGraph(source.opset, set(source.names))
+    tensors = source.graph.tensors()
+    queries = []
+    for site in sites:
+        with graph.scope(f"{site.prefix}/query"):
+            tensor = graph.tensor(site.query, tensors[site.query].dtype or np.float32)
+            queries.append(graph.emit("Identity", arrange(graph, site, tensor)))
+    maps = list(dict.fromkeys(site.query for site in sites if site.layout in (Layout.POOLED, Layout.FLAT)))
+    names = [query.name for query in queries]
+    existing = {value.name for value in source.proto.graph.output}
+    new = [name for name in dict.fromkeys([*names, *maps]) if name not in existing]
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in new]
+    return open_session(splice(source.proto, graph.to_proto(queries), outputs), source.label), names, maps
+
+
+class _Collector:
+    """Running statistics of one site."""
+
+    def __init__(self, site: Site, settings: Settings, sites: int):
+        self.site = site
+        self.settings = settings
+        self.budget = SAMPLE_BYTES // sites
+        self.sample: statistics.RowSample | None = None  # made when the first batch tells the width
+        self.dropped = 0
+
+    def add(self, query: np.ndarray, feature_map: np.ndarray | None) -> None:
+        rows = query.reshape(-1, query.shape[-1]) if query.ndim else query.reshape(1, 1)  # (n, d)
+        if self.sample is None:
+            self._begin(rows.shape[1])
+        elif rows.shape[1] != self.width:
+            raise UserError(
+                f"site {self.site.name!r} is {self.width} wide on some calibration data and {rows.shape[1]} on others",
+                "use data of one size, or another site or layout",
+            )
+        finite = statistics.finite_rows(rows)
+        self.dropped += int(len(rows) - finite.sum())
+        rows = rows[finite]
+        self.sample.add(rows)
+        self.moments.add(rows)
+        if feature_map is not None:
+            self.map_shape = feature_map.shape[1:]
+        if self.site.layout is Layout.POOLED:
+            channels = np.moveaxis(feature_map, 1, -1).reshape(-1, feature_map.shape[1]).astype(np.float32)
+            self.channel_moments.add(channels[statistics.finite_rows(channels)])
+
+    def _begin(self, width: int) -> None:
+        self.width = width
+        capacity = max(self.settings.k + 1, self.budget // (4 * width))
+        if self.settings.inducing != "all":
+            capacity = min(capacity, max(256 * self.settings.m, 2 * HELD_OUT_ROWS))
+        self.sample = statistics.RowSample(capacity, width, self.settings.seed)
+        self.moments = statistics.Moments(width, covariance=self.settings.metric == "whitened")
+        self.channel_moments = statistics.Moments(width)  # used where the query is a pooled map
+
+
+class _InputSample:
+    """A sample of the model's inputs, each row flattened, for their median distance."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self.sample: statistics.RowSample | None = None
+
+    def add(self, batch: dict[str, np.ndarray]) -> None:
+        parts = [a.reshape(len(a), -1) for a in batch.values() if a.ndim and np.issubdtype(a.dtype, np.number)]
+        rows = np.concatenate([p for p in parts if len(p) == len(parts[0])], axis=1).astype(np.float32)  # (n, D)
+        if self.sample is None:
+            capacity = max(2, INPUT_SAMPLE_BYTES // (4 * rows.shape[1]))
+            self.sample = statistics.RowSample(min(capacity, 20_000), rows.shape[1], self.seed)
+        self.sample.add(rows[statistics.finite_rows(rows)])
+
+
+# ------------------------------------------------------------------- the fit
+
+
+def _fit(collector: _Collector, settings: Settings, inputs: _InputSample | None) -> SiteFit:
+    site = collector.site
+    _require_rows(collector, settings)
+    rows = collector.sample.rows  # (n, d)
+    whitening = None
+    if settings.metric == "whitened":
+        moments = collector.moments
+        whitening = (moments.mean.astype(np.float32), statistics.whitening(moments.mean, moments.covariance))
+        rows = (rows - whitening[0]) @ whitening[1]
+    length_scale = _length_scale(site, rows, settings, inputs)
+    points = inducing.select(settings.inducing, rows, settings.m, settings.seed)
+    if len(points) < settings.k:
+        raise UserError(
+            f"site {site.name!r} has only {len(points)} distinct calibration rows, fewer than K = {settings.k}",
+            f"give more varied data, or --k {len(points)}",
+        )
+    held_out = _held_out(rows, settings.seed)
+    index = build_index(settings.index, points, k=settings.k, held_out=held_out, seed=settings.seed)
+    shares = statistics.leave_one_out_share(held_out, index.points, settings.k, length_scale, settings.jitter)
+    error = share_error(index, held_out, length_scale=length_scale, jitter=settings.jitter, k=settings.k)
+    return SiteFit(
+        site=site,
+        index=index,
+        k=settings.k,
+        length_scale=length_scale,
+        jitter=settings.jitter,
+        scale=_scale(settings, shares),
+        prior_var=_prior_var(collector),
+        whitening=whitening,
+        share_quantiles=statistics.quantile_table(shares),
+        share_error=error.max,
+        rows=collector.sample.seen,
+    )
+
+
+def _require_rows(collector: _Collector, settings: Settings) -> None:
+    site, seen = collector.site, collector.sample.seen if collector.sample else 0
+    if collector.dropped > seen:
+        raise UserError(
+            f"{collector.dropped} of {collector.dropped + seen} calibration rows at site {site.name!r} hold NaN or infinity",
+            "check the data; at most half of the rows may be dropped",
+        )
+    if seen < settings.k:
+        raise UserError(
+            f"the calibration data give {seen} rows at site {site.name!r}, fewer than K = {settings.k}",
+            f"give more data, or --k {max(1, seen // 2)}",
+        )
+
+
+def _length_scale(site: Site, rows: np.ndarray, settings: Settings, inputs: _InputSample | None) -> float:
+    if isinstance(settings.length_scale, float):
+        return settings.length_scale
+    sample = inputs.sample.rows if inputs is not None else rows
+    length_scale = float(np.float32(statistics.median_distance(sample, seed=settings.seed)))
+    if not length_scale > 0:
+        what = "the inputs are" if inputs is not None else f"site {site.name!r} is"
+        raise UserError(
+            f"{what} constant over the calibration data, so distances mean nothing there",
+            "choose another site with --sites, give more varied data, or a number for --length-scale",
+        )
+    return length_scale
+
+
+def _held_out(rows: np.ndarray, seed: int) -> np.ndarray:
+    if len(rows) <= HELD_OUT_ROWS:
+        return rows
+    chosen = np.random.default_rng(seed).choice(len(rows), HELD_OUT_ROWS, replace=False)
+    return rows[np.sort(chosen)]
+
+
+def _scale(settings: Settings, shares: np.ndarray) -> float:
+    if settings.scale == "none":
+        return 1.0
+    if isinstance(settings.scale, float):
+        return settings.scale
+    # The floor is for data whose every row has a near twin: s is then at the level of the jitter.
+    return float(np.float32(MEDIAN_SHARE / max(float(np.median(shares)), settings.jitter)))
+
+
+def _prior_var(collector: _Collector) -> np.ndarray:
+    """c² in a shape that broadcasts against the site's tensor."""
+    site = collector.site
+    moments = collector.channel_moments if site.layout is Layout.POOLED else collector.moments
+    var = np.maximum(moments.std, SMALLEST_STD).astype(np.float32) ** 2
+    if site.layout in (Layout.POSITIONS, Layout.POOLED):
+        return var.reshape(-1, *[1] * (site.rank - 2))
+    if site.layout is Layout.FLAT:
+        return var.reshape(collector.map_shape)
+    return var

@@ -1,0 +1,108 @@
+"""The product in one page: six steps from a trained model to the same model with error bars.
+
+    load       the ONNX file                                  -> SourceModel
+    analyse    where sites go, what the variance meets        -> Plan
+    calibrate  one pass over the data fits every site         -> Calibration
+    rewrite    the variance subgraph beside the source graph  -> Rewritten
+    emit       one file                                       -> ModelProto
+    verify     predictions bit-equal, variances sound         -> list[Check]
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from gapa_onnx.analyse import Plan, analyse, require_convertible
+from gapa_onnx.calibrate import Calibration, calibrate
+from gapa_onnx.data import ImageOptions, open_data
+from gapa_onnx.emit import emit, save
+from gapa_onnx.errors import UserError
+from gapa_onnx.load import load
+from gapa_onnx.rewrite import rewrite
+from gapa_onnx.settings import Settings
+from gapa_onnx.verify import Check, verify
+
+VERIFIED_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The result of `convert`."""
+
+    model: onnx.ModelProto = field(repr=False)
+    path: Path | None  #: where it was written
+    plan: Plan = field(repr=False)
+    calibration: Calibration
+    checks: tuple[Check, ...]
+
+
+def convert(
+    model: str | os.PathLike | onnx.ModelProto,
+    calib: Any,
+    out: str | os.PathLike | None = None,
+    *,
+    settings: Settings | None = None,
+    paper: bool = False,
+    images: ImageOptions = ImageOptions(),
+    progress: Callable[[str, float], None] = lambda text, done: None,
+    **choices: Any,
+) -> Conversion:
+    """Give a trained model error bars; its predictions stay the same, bit for bit.
+
+    Parameters
+    ----------
+    model: path of an ONNX file, or a ModelProto.
+    calib: data like those that the model was trained on: a path (folder, .npy, .npz, .csv,
+        .parquet, `loader.py:function`), a dict of arrays, an iterable of dicts, or an onnxruntime
+        CalibrationDataReader.
+    out: where to write; None writes nothing.
+    settings: a `Settings`; single choices can be given by name instead (`k=20, sites="all"`).
+    paper: read the open choices as the paper does.
+
+    Example
+    -------
+    >>> gapa_onnx.convert("model.onnx", {"x": x_train}, "model.gapa.onnx")
+    """
+    settings = replace(settings or Settings(), **choices)
+    settings = settings.as_in_paper() if paper else settings
+    out = None if out is None else writable(Path(out))
+
+    source = load(model)
+    plan = analyse(source, settings.sites, cut=settings.cut)
+    require_convertible(plan, cut=settings.cut)
+    data = open_data(calib, source.inputs, images)
+    calibration = calibrate(plan, data, settings, progress)
+    rewritten = rewrite(plan, calibration, cut=settings.cut)
+    converted = emit(plan, calibration, rewritten, settings)
+    progress("verifying", 0.0)
+    checks = verify(source.proto, converted, itertools.islice(data.batches(VERIFIED_ROWS), 1))
+    progress("verifying", 1.0)
+
+    failed = [check for check in checks if not check.passed]
+    if out is not None and not failed:
+        save(converted, out)
+    return Conversion(converted, out if not failed else None, plan, calibration, tuple(checks))
+
+
+def default_output(model: Path) -> Path:
+    """MODEL.onnx becomes MODEL.gapa.onnx, beside it."""
+    return model.with_name((model.stem if model.suffix == ".onnx" else model.name) + ".gapa.onnx")
+
+
+def writable(path: Path) -> Path:
+    """The path, if a file can be written there; found out before any work is done."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise UserError(f"cannot write {path}: the folder {folder} does not exist", "create it, or choose another with -o")
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder", "give a file name with -o")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"cannot write {path}: no permission in {folder}", "choose another place with -o")
+    return path

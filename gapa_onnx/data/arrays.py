@@ -1,0 +1,145 @@
+"""Files that hold arrays: .npy, .npz and ONNX test data (.pb). Nothing here ever unpickles."""
+
+from __future__ import annotations
+
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import numpy_helper
+
+from gapa_onnx.data.record import ArrayStream, Record, reading, stream_of
+from gapa_onnx.data.spec import InputSpec
+from gapa_onnx.errors import UserError
+
+_NO_OBJECTS = "save it with a numeric or text dtype; arrays of Python objects are never loaded from a file"
+#: RuntimeError: an encrypted member; NotImplementedError: a compression method that Python lacks
+_ZIP_FAILURES = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+
+
+def npy_stream(path: Path) -> ArrayStream:
+    """The array of a .npy file, memory-mapped: only the rows in use are in memory."""
+    with reading(path):
+        with path.open("rb") as file:
+            shape, _, dtype = _npy_header(file, str(path))
+        # numpy cannot map an array without elements on every platform
+        empty = math.prod(shape) == 0
+        array = np.empty(shape, dtype) if empty else np.load(path, mmap_mode="r", allow_pickle=False)
+    return stream_of(array, str(path))
+
+
+def npz_record(path: Path) -> Record:
+    """The arrays of a .npz file, by key, each read in pieces straight from its zip member."""
+    arrays = {}
+    with reading(path, *_ZIP_FAILURES), zipfile.ZipFile(path) as archive:
+        members = [name for name in archive.namelist() if name.endswith(".npy")]
+        for member in members:
+            key = member.removesuffix(".npy")
+            where = f"{path}: '{key}'"
+            with archive.open(member) as file:
+                try:
+                    shape, fortran, dtype = _npy_header(file, where)
+                except UserError:
+                    # labels or notes kept as objects beside the data are no reason to refuse the data
+                    if len(members) == 1:
+                        raise
+                    continue
+            arrays[key] = _member_stream(path, member, where, shape, fortran, dtype)
+    if not arrays:
+        raise UserError(f"{path} holds no array that can be read", _NO_OBJECTS)
+    return Record(str(path), arrays)
+
+
+def _npy_header(file, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise UserError(f"{where} is a structured array (npy format {version[0]})", _NO_OBJECTS)
+    first = version == (1, 0)
+    shape, fortran, dtype = (
+        np.lib.format.read_array_header_1_0(file) if first else np.lib.format.read_array_header_2_0(file)
+    )
+    if dtype.hasobject or dtype.names:
+        elements = "records" if dtype.names else "Python objects"
+        raise UserError(f"{where} is an array of {elements}", _NO_OBJECTS)
+    return shape, fortran, dtype
+
+
+def _member_stream(
+    path: Path, member: str, where: str, shape: tuple[int, ...], fortran: bool, dtype: np.dtype
+) -> ArrayStream:
+    def read(step: int) -> Iterator[np.ndarray]:
+        with reading(path, *_ZIP_FAILURES), zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            if fortran or not shape:
+                # column by column in the file: a row is complete only when all has been read
+                yield from stream_of(np.lib.format.read_array(file, allow_pickle=False), where).read(step)
+                return
+            _npy_header(file, where)
+            row_bytes = math.prod(shape[1:]) * dtype.itemsize
+            for start in range(0, shape[0], step):
+                rows = min(step, shape[0] - start)
+                body = file.read(rows * row_bytes)
+                if len(body) < rows * row_bytes:
+                    raise UserError(f"{where} ends after {start} of {shape[0]} rows", "save the file again")
+                yield np.frombuffer(body, dtype).reshape(rows, *shape[1:])
+            file.read(1)  # the checksum is compared at the end of the member, not before
+
+    return ArrayStream(where, dtype, shape, read)
+
+
+def load_tensor(path: Path) -> tuple[str, np.ndarray]:
+    """The name (often empty) and the value of a TensorProto in a file."""
+    with reading(path, DecodeError, TypeError):
+        tensor = onnx.TensorProto.FromString(path.read_bytes())
+        if tensor.data_type == onnx.TensorProto.UNDEFINED:
+            raise UserError(f"{path} holds no tensor", "ONNX test data are serialized TensorProto messages")
+        return tensor.name, numpy_helper.to_array(tensor, base_dir=str(path.parent))
+
+
+def tensor_records(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Iterator[Record]:
+    """Records from .pb files, in any number of folders such as test_data_set_*.
+
+    For several inputs, a folder is one record: tensors go by their names, and input_<k>.pb by position
+    if the names do not tell. For one input, a folder is one record per file, unless some of its files
+    bear the input's name: then those; in a test_data_set_* folder else the first.
+    """
+    folders: dict[Path, list[Path]] = {}
+    for path in files:
+        folders.setdefault(path.parent, []).append(path)
+    for folder, members in folders.items():
+        members.sort(key=_position)
+        if len(inputs) > 1:
+            yield _tensor_set(folder, members, inputs)
+            continue
+        if len(members) > 1:
+            # one file at a time: a folder may hold many samples
+            named = [path for path in members if load_tensor(path)[0] == inputs[0].name]
+            # in a test data set, input_<k> is a position, so that only the first can be meant
+            members = named or (members[:1] if folder.name.startswith("test_data_set") else members)
+        for path in members:
+            yield Record(str(path), {inputs[0].name: stream_of(load_tensor(path)[1], str(path))})
+
+
+def _tensor_set(folder: Path, members: Sequence[Path], inputs: Sequence[InputSpec]) -> Record:
+    by_name, by_position = {}, {}
+    for path in members:
+        name, array = load_tensor(path)
+        stream = stream_of(array, str(path))
+        by_name[name or path.stem] = stream
+        position, _ = _position(path)
+        if position < len(inputs):
+            by_position[inputs[position].name] = stream
+    named = sum(spec.name in by_name for spec in inputs)
+    if named < len(inputs) and len(by_position) > named:
+        return Record(str(folder), by_position)
+    return Record(str(folder), by_name)
+
+
+def _position(path: Path) -> tuple[float, str]:
+    number = re.fullmatch(r"input_(\d+)", path.stem)
+    return (int(number[1]) if number else math.inf, path.name)

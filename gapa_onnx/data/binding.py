@@ -1,0 +1,171 @@
+"""Which array of a record is which input of the model, and what its rows are.
+
+The first axis of an array is the batch axis. An input belongs to the *batch* if its first dimension
+is dynamic; in a model without any dynamic first dimension, the inputs of rank >= 2 that share the
+fixed one do. Every other input (a scalar, a sampling rate of shape (1,), a state of shape (2, N, 64))
+is *constant* when its array has exactly the input's shape, and goes along with every batch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gapa_onnx.data.convert import convert, convertible, kind, require_convertible
+from gapa_onnx.data.record import ArrayStream, Record
+from gapa_onnx.data.spec import InputSpec, fixed, matches, shape_name
+from gapa_onnx.errors import UserError
+
+#: Keys under which people keep a model's input; they decide only between arrays that fit equally well.
+_USUAL_KEYS = ("x", "data", "images", "image", "input", "inputs", "features", "x_train")
+
+_SHAPE_HINT = "samples go along the first axis, all other dimensions as the model has them"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A record whose arrays fit the model's inputs."""
+
+    rows: int
+    size: int | None  #: rows per batch where the model or a constant fixes it
+    streams: dict[str, tuple[InputSpec, ArrayStream, bool]]  #: bool: one row without its batch axis
+    constants: dict[str, np.ndarray]
+
+    def pieces(self, step: int) -> Iterator[dict[str, np.ndarray]]:
+        """The rows, converted, in aligned pieces of `step`."""
+        readers = {
+            name: (stream.whole()[None] for _ in range(1)) if single else stream.read(step)
+            for name, (_, stream, single) in self.streams.items()
+        }
+        for pieces in zip(*readers.values(), strict=True):
+            yield {
+                name: convert(piece, spec, stream.where)
+                for piece, (name, (spec, stream, _)) in zip(pieces, self.streams.items())
+            }
+
+
+def bind(record: Record, inputs: Sequence[InputSpec]) -> Binding:
+    """Match a record to the model's inputs: names first, then types, shapes and row counts."""
+    size, batched = _batch_axis(inputs)
+    streams, constants, rows = {}, {}, {}
+    for spec, stream in choose(record, inputs):
+        require_convertible(stream.dtype, spec, stream.where)
+        constant = (spec.name not in batched or spec.shape is None) and _constant_shape(spec, stream)
+        if constant is not False:
+            constants[spec.name] = convert(stream.whole().reshape(constant), spec, stream.where)
+            continue
+        single = _is_single_row(spec, stream)
+        streams[spec.name] = (spec, stream, single)
+        rows[spec.name] = 1 if single else stream.shape[0]
+        if spec.shape and fixed(spec.shape[0]):
+            size = _agreed(size, spec.shape[0], record)
+    first_symbols = {spec.shape[0] for spec, _, _ in streams.values() if spec.shape}
+    for spec in inputs:
+        if spec.name in constants and spec.shape:
+            for symbol, extent in zip(spec.shape, constants[spec.name].shape):
+                # a state of shape (2, N, 64) beside an input (N, d) fixes N for its batches
+                if extent and isinstance(symbol, str) and symbol in first_symbols:
+                    size = _agreed(size, extent, record)
+    if len(set(rows.values())) > 1:
+        counts = ", ".join(f"'{name}' has {count}" for name, count in rows.items())
+        raise UserError(
+            f"{record.where}: the inputs differ in rows: {counts}", "row i of every input is one sample"
+        )
+    return Binding(next(iter(rows.values()), 1), size, streams, constants)
+
+
+def choose(record: Record, inputs: Sequence[InputSpec]) -> list[tuple[InputSpec, ArrayStream]]:
+    """The array for each input: by name, or for a single input the one array that fits."""
+    missing = [spec.name for spec in inputs if spec.name not in record.arrays]
+    if not missing:
+        return [(spec, record.arrays[spec.name]) for spec in inputs]
+    if len(inputs) > 1 or not record.arrays:
+        raise missing_inputs(record.where, missing, record.arrays)
+    (spec,), arrays = inputs, record.arrays
+    fitting = list(arrays)
+    if len(arrays) > 1:
+        fitting = [key for key, stream in arrays.items() if _could_be(spec, stream)]
+    for narrower in (
+        lambda key: kind(arrays[key].dtype) == kind(spec.dtype),
+        lambda key: key.lower() in _USUAL_KEYS,
+    ):
+        if len(fitting) > 1:
+            fitting = [key for key in fitting if narrower(key)] or fitting
+    if len(fitting) == 1:
+        return [(spec, arrays[fitting[0]])]
+    present = ", ".join(f"'{key}' {a.dtype.name} {shape_name(a.shape)}" for key, a in arrays.items())
+    problem = "several arrays fit" if fitting else "no array fits"
+    raise UserError(
+        f"{record.where}: {problem} input '{spec.name}', which takes {spec}; there are {present}",
+        f"name the array '{spec.name}'" if fitting else _SHAPE_HINT,
+    )
+
+
+def missing_inputs(where: str, missing: Sequence[str], present: Iterable[str]) -> UserError:
+    """The error for inputs that the data do not have."""
+    present = list(present)
+    nearest = {name: difflib.get_close_matches(name, present, n=1) for name in missing}
+    guesses = [f"'{close[0]}' to '{name}'" for name, close in nearest.items() if close]
+    return UserError(
+        f"{where} lacks the model's input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}; "
+        f"it has {', '.join(map(repr, present)) or 'nothing'}",
+        f"rename {', '.join(guesses)}?" if guesses else "name the data as the model names its inputs",
+    )
+
+
+def _batch_axis(inputs: Sequence[InputSpec]) -> tuple[int | None, frozenset[str]]:
+    """The fixed batch size, if there is one, and the inputs that certainly have a batch axis."""
+    dynamic = [spec for spec in inputs if spec.shape is None or (spec.shape and not fixed(spec.shape[0]))]
+    if dynamic:
+        return None, frozenset(spec.name for spec in dynamic)
+    candidates = [spec for spec in inputs if spec.shape and spec.shape[0] > 0]
+    candidates = [spec for spec in candidates if len(spec.shape) > 1] or candidates
+    if not candidates:
+        return None, frozenset()
+    first = [spec.shape[0] for spec in candidates]
+    size = 1 if 1 in first else first[0]
+    return size, frozenset(spec.name for spec in candidates if spec.shape[0] == size)
+
+
+def _constant_shape(spec: InputSpec, stream: ArrayStream) -> tuple[int, ...] | bool:
+    """The shape in which an input outside the batch takes this array as a constant, or False."""
+    if spec.shape is None:
+        return False if stream.shape else ()
+    if matches(stream.shape, spec.shape):
+        return stream.shape
+    if spec.shape and spec.shape[0] == 1 and matches(stream.shape, spec.shape[1:]):
+        return (1, *stream.shape)
+    return False
+
+
+def _is_single_row(spec: InputSpec, stream: ArrayStream) -> bool:
+    """Whether the array is one row rather than a stack of rows; a UserError where it is neither."""
+    if spec.shape is None:
+        return False
+    if stream.shape and spec.shape and spec.shape[0] != 0 and matches(stream.shape[1:], spec.shape[1:]):
+        return False
+    if spec.shape and matches(stream.shape, spec.shape[1:]):
+        return True
+    raise UserError(
+        f"{stream.where} has shape {shape_name(stream.shape)}, but input '{spec.name}' takes {spec}",
+        _SHAPE_HINT,
+    )
+
+
+def _could_be(spec: InputSpec, stream: ArrayStream) -> bool:
+    try:
+        return convertible(stream.dtype, spec.dtype) and _is_single_row(spec, stream) is not None
+    except UserError:
+        return False
+
+
+def _agreed(size: int | None, other: int, record: Record) -> int:
+    if size is not None and size != other:
+        raise UserError(
+            f"{record.where}: the model's inputs ask for batches of {size} and of {other} rows at once",
+            "give each input that is not batched exactly in the shape that the model declares",
+        )
+    return other

@@ -1,0 +1,83 @@
+"""What every reader yields: named arrays that say their shape before they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from gapa_onnx.errors import UserError
+
+
+@dataclass(frozen=True)
+class ArrayStream:
+    """An array read along its first axis, piece by piece, so that it need not fit into memory.
+
+    `read(step)` yields pieces of `step` rows (the last one may be shorter), and an array of rank 0 as
+    it is. Each call starts anew. `where` names the array in messages.
+    """
+
+    where: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    read: Callable[[int], Iterator[np.ndarray]]
+
+    def whole(self) -> np.ndarray:
+        pieces = self.read(max(1, self.shape[0]) if self.shape else 1)
+        return next(pieces, np.empty(self.shape, self.dtype))
+
+
+@dataclass(frozen=True)
+class Record:
+    """Arrays that belong together, row by row: one file, one test data set, one dict of a loader."""
+
+    where: str
+    arrays: Mapping[str, ArrayStream]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A source of records; `records()` starts anew on each call.
+
+    `count()` is the number of rows, or None where only reading everything would tell. `eager` readers
+    may be tried when the data are opened: that has no side effects and costs one record.
+    """
+
+    description: str
+    records: Callable[[], Iterator[Record]]
+    count: Callable[[], int | None] | None = None  #: None: add up the records, which is cheap here
+    eager: bool = True
+
+
+def stream_of(array: np.ndarray, where: str) -> ArrayStream:
+    """An array that is in memory, or memory-mapped, as a stream."""
+
+    def read(step: int) -> Iterator[np.ndarray]:
+        if array.ndim == 0:
+            yield array
+            return
+        for start in range(0, len(array), step):
+            yield array[start : start + step]
+
+    return ArrayStream(where, array.dtype, array.shape, read)
+
+
+def record_of(arrays: Mapping[str, np.ndarray], where: str) -> Record:
+    """Arrays in memory as a record."""
+    return Record(where, {key: stream_of(array, f"{where}: '{key}'") for key, array in arrays.items()})
+
+
+@contextmanager
+def reading(where: object, *failures: type[Exception]) -> Iterator[None]:
+    """Turn what a parser throws at a broken file into a sentence that names the file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, EOFError, *failures) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"{where} cannot be read: {reason}", "the file may be truncated, corrupt or of another format"
+        ) from error

@@ -1,0 +1,155 @@
+"""Opening data: a path, a loader, a reader or arrays, as restartable batches that fit the model.
+
+    folder        .npy, .npz, ONNX test data (test_data_set_*/input_*.pb) or images, also in sub-folders
+    file          one .npy, .npz, .pb, .csv, .parquet or image
+    loader        path/to/loader.py:function, a function without arguments that yields dicts name -> array
+    Python        a dict of arrays, an iterable of dicts, a function, or an onnxruntime CalibrationDataReader
+
+Rows with NaN or infinities are passed on: whoever uses the data counts them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gapa_onnx.data.batching import Batcher
+from gapa_onnx.data.binding import bind
+from gapa_onnx.data.folder import ACCEPTED, kind_of, open_files, open_folder
+from gapa_onnx.data.loader import (
+    as_arrays,
+    calibration_reader,
+    function_reader,
+    iterable_reader,
+    load_function,
+)
+from gapa_onnx.data.record import Reader, record_of
+from gapa_onnx.data.spec import ImageOptions, InputSpec
+from gapa_onnx.data.tables import csv_count, csv_records, parquet_count, parquet_records
+from gapa_onnx.errors import UserError
+
+_HINT = f"{ACCEPTED}; one .npy, .npz, .csv or .parquet; or loader.py:function"
+
+
+class DataSource:
+    """Data that fit a model, as batches.
+
+    `description` says in a few words what was opened.
+    """
+
+    def __init__(self, reader: Reader, inputs: Sequence[InputSpec]):
+        self.description = reader.description
+        self.inputs = tuple(inputs)
+        self._reader = reader
+
+    @cached_property
+    def rows(self) -> int | None:
+        """The rows of the data, before a fixed batch size cuts off a remainder; None if not known."""
+        if self._reader.count is not None:
+            return self._reader.count()
+        return sum(bind(record, self.inputs).rows for record in self._reader.records())
+
+    def batches(self, batch_size: int = 256) -> Iterator[dict[str, np.ndarray]]:
+        """The rows, in order, from the first on each call; C-contiguous and of the inputs' types.
+
+        Where the model fixes its batch size, that is the size, and a remainder is left out.
+        """
+        if batch_size < 1:
+            raise UserError(f"the batch size is {batch_size}", "give at least 1")
+        return self._batches(batch_size)
+
+    def _batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+        batcher = Batcher(batch_size)
+        size = None
+        for record in self._reader.records():
+            binding = bind(record, self.inputs)
+            size = binding.size
+            yield from batcher.add(binding)
+        yield from batcher.flush()
+        if not batcher.rows:
+            raise self._empty()
+        if not batcher.batches:
+            raise UserError(
+                f"{self.description}: {batcher.rows} rows do not fill one batch of {size}, which the model's "
+                "inputs fix as their first dimension",
+                f"give at least {size} rows",
+            )
+
+    def check(self) -> None:
+        """Refuse data of which not even the first rows fit, before any work is spent on them."""
+        if not self._reader.eager:
+            return
+        if not any(bind(record, self.inputs).rows for record in self._reader.records()):
+            raise self._empty()
+
+    def _empty(self) -> UserError:
+        return UserError(f"{self.description}: there are no rows in the data", "give at least one sample")
+
+
+def open_data(
+    source: Any, inputs: Sequence[InputSpec], images: ImageOptions = ImageOptions()
+) -> DataSource:
+    """Open any of the forms above for a model with these inputs; `images` matters to images only."""
+    if not inputs:
+        raise UserError("the model has no inputs, so it takes no data", "give a model that takes data")
+    data = DataSource(_reader(source, inputs, images), inputs)
+    data.check()
+    return data
+
+
+def _reader(source: Any, inputs: Sequence[InputSpec], options: ImageOptions) -> Reader:
+    if isinstance(source, (str, os.PathLike)):
+        return _path_reader(os.fspath(source), inputs, options)
+    if isinstance(source, np.ndarray):
+        source = {inputs[0].name: source}
+    if isinstance(source, Mapping):
+        record = record_of(as_arrays(source, "the data"), "the data")
+        return Reader("arrays in memory", lambda: iter([record]))
+    if hasattr(source, "get_next"):
+        return calibration_reader(source)
+    if isinstance(source, Iterable):
+        return iterable_reader(source, f"{type(source).__name__} of dicts")
+    if callable(source):
+        return function_reader(source, f"function {getattr(source, '__name__', type(source).__name__)}")
+    raise UserError(f"data of type {type(source).__name__} cannot be read", _HINT)
+
+
+def _path_reader(text: str, inputs: Sequence[InputSpec], options: ImageOptions) -> Reader:
+    path = Path(text)
+    if path.is_dir():
+        return open_folder(path, inputs, options)
+    if not path.is_file():
+        script, colon, function = text.rpartition(":")  # the last one: C:\x.py:load
+        if colon and script.lower().endswith(".py"):
+            return function_reader(load_function(Path(script), function), f"{script}:{function}")
+        raise _no_such_file(path)
+    readers: dict[str, Callable[[], Reader]] = {
+        ".csv": lambda: Reader(
+            f"file {path.name}", lambda: csv_records(path, inputs), count=lambda: csv_count(path, inputs)
+        ),
+        ".parquet": lambda: Reader(
+            f"file {path.name}", lambda: parquet_records(path, inputs), count=lambda: parquet_count(path)
+        ),
+    }
+    suffix = path.suffix.lower()
+    if suffix in readers:
+        return readers[suffix]()
+    if kind := kind_of(path):
+        return open_files(kind, [path], inputs, options, f"file {path.name}")
+    if suffix == ".py":
+        raise UserError(f"{path} is a Python file, but no function is named", f"write {path}:function")
+    raise UserError(f"{path} is of a kind that cannot be read", _HINT)
+
+
+def _no_such_file(path: Path) -> UserError:
+    beside = sorted(os.listdir(path.parent)) if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, beside, n=1)
+    return UserError(
+        f"there is no file or folder {path}", f"did you mean {path.parent / close[0]}?" if close else _HINT
+    )

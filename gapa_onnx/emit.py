@@ -1,0 +1,112 @@
+"""Step 5, emit: source and variance subgraph become one file, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from gapa_onnx import __version__, provenance
+from gapa_onnx.analyse import Plan
+from gapa_onnx.calibrate import Calibration, SiteFit
+from gapa_onnx.errors import UserError
+from gapa_onnx.rewrite import Rewritten
+from gapa_onnx.runtime import LARGEST_PROTO
+from gapa_onnx.settings import Settings
+from gapa_onnx.splice import splice
+
+
+def emit(plan: Plan, calibration: Calibration, rewritten: Rewritten, settings: Settings) -> onnx.ModelProto:
+    """The converted model, with its provenance."""
+    model = splice(plan.source.proto, rewritten.additions, rewritten.outputs, rewritten.functions)
+    provenance.write(model, record(plan, calibration, rewritten, settings))
+    return model
+
+
+def record(plan: Plan, calibration: Calibration, rewritten: Rewritten, settings: Settings) -> dict[str, Any]:
+    """What the file says about itself; see `provenance`."""
+    source = plan.source
+    return {
+        "version": __version__,
+        "source": {
+            "file": source.path.name if source.path else None,
+            "sha256": source.sha256,
+            "opset": source.opset,
+            "producer": source.proto.producer_name,
+        },
+        "settings": {**vars(settings)},
+        "data": {"rows": calibration.rows, "dropped": calibration.dropped},
+        "sites": [_site_record(fit) for fit in calibration.fits],
+        "outputs": rewritten.variance_of,
+        "cuts": [vars(entry) for entry in rewritten.cuts],
+    }
+
+
+def _site_record(fit: SiteFit) -> dict[str, Any]:
+    return {
+        "name": fit.site.name,
+        "query": fit.site.query,
+        "output": fit.site.output,
+        "activation": fit.site.activation,
+        "layout": fit.site.layout.value,
+        "rows": fit.rows,
+        "points": len(fit.index.points),
+        "width": fit.index.points.shape[1],
+        "k": fit.k,
+        "length_scale": fit.length_scale,
+        "scale": fit.scale,
+        "jitter": fit.jitter,
+        "index": fit.index.kind,
+        "index_settings": fit.index.settings,
+        "recall": fit.index.recall,
+        "share_error": fit.share_error,
+        "share_quantiles": fit.share_quantiles,
+    }
+
+
+# --------------------------------------------------------------------- writing
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model atomically: the same bytes for the same model, external data beyond 2 GB."""
+    if model.ByteSize() < LARGEST_PROTO:
+        with replacing(path) as temporary:
+            temporary.write_bytes(model.SerializeToString(deterministic=True))
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        external = onnx.ModelProto()
+        external.CopyFrom(model)  # saving moves the data out of the model that it is given
+        data = f"{path.name}.data"
+        onnx.save_model(external, Path(folder, path.name), save_as_external_data=True, location=data)
+        for name in (data, path.name):  # the model comes last: it never stands there without its data
+            os.replace(Path(folder, name), path.parent / name)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place if all goes well, and is gone if not."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", "choose another place with -o") from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", "choose another place with -o") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

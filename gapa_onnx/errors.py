@@ -1,0 +1,18 @@
+"""Errors that are the user's to fix: one sentence, and a hint at what to do next."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something about the call, the model or the data; never a bug of ours.
+
+    The command line prints `error: message` and `hint: hint`, and exits with 2.
+    """
+
+    def __init__(self, message: str, hint: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} (hint: {self.hint})" if self.hint else self.message

@@ -1,0 +1,291 @@
+"""Arithmetic on graph values: how rules write ONNX nodes as mathematics.
+
+A `VarianceGraph` collects the nodes that are added beside the source graph; it never holds a
+source node. A `Value` is one tensor of either graph. `a * b + 1` emits a Mul and an Add.
+
+Names: what is emitted for the source tensor `y` is called `y/var`, its intermediate steps
+`y/var/1`, `y/var/2`, …, so that a viewer shows the variance beside what it belongs to.
+Identical nodes are emitted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+Number = int | float
+
+
+class Value:
+    """One tensor, with operators that emit nodes."""
+
+    __slots__ = ("graph", "name", "dtype")
+
+    def __init__(self, graph: VarianceGraph, name: str, dtype: np.dtype):
+        self.graph = graph
+        self.name = name
+        self.dtype = np.dtype(dtype)
+
+    def __repr__(self) -> str:
+        return f"Value({self.name!r}, {self.dtype})"
+
+    def __add__(self, other: Value | Number) -> Value:
+        return self if _is(other, 0) else self.graph.emit("Add", self, self._lift(other))
+
+    def __radd__(self, other: Number) -> Value:
+        return self + other
+
+    def __sub__(self, other: Value | Number) -> Value:
+        return self if _is(other, 0) else self.graph.emit("Sub", self, self._lift(other))
+
+    def __rsub__(self, other: Number) -> Value:
+        return self.graph.emit("Sub", self._lift(other), self)
+
+    def __mul__(self, other: Value | Number) -> Value:
+        return self if _is(other, 1) else self.graph.emit("Mul", self, self._lift(other))
+
+    def __rmul__(self, other: Number) -> Value:
+        return self * other
+
+    def __truediv__(self, other: Value | Number) -> Value:
+        return self if _is(other, 1) else self.graph.emit("Div", self, self._lift(other))
+
+    def __rtruediv__(self, other: Number) -> Value:
+        return self.graph.emit("Div", self._lift(other), self)
+
+    def __neg__(self) -> Value:
+        return self.graph.emit("Neg", self)
+
+    def __gt__(self, other: Value | Number) -> Value:
+        """1 where true and 0 elsewhere, in this value's own type, so that masks multiply."""
+        return self.graph.mask("Greater", self, self._lift(other))
+
+    def __lt__(self, other: Value | Number) -> Value:
+        return self.graph.mask("Less", self, self._lift(other))
+
+    def __ge__(self, other: Value | Number) -> Value:
+        return 1 - (self < other)
+
+    def __le__(self, other: Value | Number) -> Value:
+        return 1 - (self > other)
+
+    @property
+    def squared(self) -> Value:
+        return self * self
+
+    def exp(self) -> Value:
+        return self.graph.emit("Exp", self)
+
+    def tanh(self) -> Value:
+        return self.graph.emit("Tanh", self)
+
+    def sigmoid(self) -> Value:
+        return self.graph.emit("Sigmoid", self)
+
+    def erf(self) -> Value:
+        return self.graph.emit("Erf", self)
+
+    def sqrt(self) -> Value:
+        return self.graph.emit("Sqrt", self)
+
+    def cos(self) -> Value:
+        return self.graph.emit("Cos", self)
+
+    def sin(self) -> Value:
+        return self.graph.emit("Sin", self)
+
+    def abs(self) -> Value:
+        return self.graph.emit("Abs", self)
+
+    def _lift(self, other: Value | Number) -> Value:
+        return other if isinstance(other, Value) else self.graph.constant(np.asarray(other, self.dtype))
+
+
+def _is(other: Value | Number, number: Number) -> bool:
+    return not isinstance(other, Value) and other == number
+
+
+class VarianceGraph:
+    """The nodes and initializers that are added to a model of one opset.
+
+    Parameters
+    ----------
+    opset: the model's version of the default domain; every node is written for it.
+    taken: names that the source graph uses; none of them is given out again.
+    """
+
+    def __init__(self, opset: int, taken: set[str]):
+        self.opset = opset
+        self.nodes: list[gs.Node] = []
+        self._taken = set(taken)
+        self._counters: dict[str, int] = {}
+        self._tensors: dict[str, gs.Tensor] = {}
+        self._known: dict[tuple, tuple[Value, ...]] = {}
+        self._scope = "gapa"
+
+    # ------------------------------------------------------------------ values
+
+    def tensor(self, name: str, dtype: np.dtype) -> Value:
+        """A tensor of the source graph, as it is."""
+        if name not in self._tensors:
+            self._tensors[name] = gs.Variable(name)
+        return Value(self, name, dtype)
+
+    def constant(self, array: np.ndarray, name: str | None = None) -> Value:
+        """An initializer. Unnamed ones are shared by value."""
+        array = np.asarray(array)
+        key = ("constant", array.dtype.str, array.shape, array.tobytes()) if name is None else ("named", name)
+        if key not in self._known:
+            label = name or f"gapa/const/{_label(array)}"
+            unique = self.unique(label)
+            self._tensors[unique] = gs.Constant(unique, array)
+            self._known[key] = (Value(self, unique, array.dtype),)
+        return self._known[key][0]
+
+    def ints(self, *numbers: int) -> Value:
+        """A constant 1-d int64 tensor: axes, shapes, …"""
+        return self.constant(np.asarray(numbers, np.int64))
+
+    # ------------------------------------------------------------------- names
+
+    def unique(self, name: str) -> str:
+        """The name itself, or the name with a number where it is taken."""
+        candidate = name
+        while candidate in self._taken:
+            self._counters[name] = self._counters.get(name, 0) + 1
+            candidate = f"{name}/{self._counters[name]}"
+        self._taken.add(candidate)
+        return candidate
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """What is emitted inside is called `name/1`, `name/2`, …"""
+        outer, self._scope = self._scope, name
+        try:
+            yield
+        finally:
+            self._scope = outer
+
+    def rename(self, value: Value, name: str) -> Value:
+        """Give an emitted value its final name; a value of the source graph, or one that has a
+        final name already, keeps its own."""
+        tensor = self._tensors[value.name]
+        emitted_here = value.name.startswith(self._scope + "/") and isinstance(tensor, gs.Variable)
+        if not emitted_here or not tensor.inputs:
+            return value
+        del self._tensors[value.name]
+        producer = tensor.inputs[0]
+        if producer.name == value.name:
+            producer.name = tensor.name = self.unique(name)
+        else:
+            tensor.name = self.unique(name)
+        self._tensors[tensor.name] = tensor
+        value.name = tensor.name  # the value object is shared by `_known`, which stays right
+        return value
+
+    # ------------------------------------------------------------------- nodes
+
+    def emit(
+        self,
+        op_type: str,
+        *inputs: Value | None,
+        outputs: int = 1,
+        dtype: np.dtype | None = None,
+        domain: str = "",
+        names: Sequence[str] | None = None,
+        **attrs: Any,
+    ) -> Any:
+        """Emit a node and return its output (a tuple of them if there are several).
+
+        The output has the first input's type unless `dtype` says otherwise, and the next number of
+        the scope for its name unless `names` gives them; a named node is never shared.
+        """
+        key = (domain, op_type, tuple(i.name if i else "" for i in inputs), outputs, names, repr(sorted(attrs.items())))
+        if key not in self._known:
+            names = [self._next_name() for _ in range(outputs)] if names is None else [self.unique(n) for n in names]
+            result_dtype = dtype if dtype is not None else next(i for i in inputs if i is not None).dtype
+            variables = [gs.Variable(name) for name in names]
+            self._tensors.update(zip(names, variables))
+            tensors = [self._tensors[i.name] if i else gs.Variable.empty() for i in inputs]
+            self.nodes.append(gs.Node(op_type, names[0], attrs, tensors, variables, domain or None))
+            self._known[key] = tuple(Value(self, name, result_dtype) for name in names)
+        values = self._known[key]
+        return values[0] if len(values) == 1 else values
+
+    def _next_name(self) -> str:
+        self._counters[self._scope] = self._counters.get(self._scope, 0) + 1
+        return self.unique(f"{self._scope}/{self._counters[self._scope]}")
+
+    # ---------------------------------- what differs between versions of ONNX
+
+    def cast(self, value: Value, dtype: np.dtype) -> Value:
+        if value.dtype == np.dtype(dtype):
+            return value
+        return self.emit("Cast", value, to=int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))), dtype=dtype)
+
+    def mask(self, comparison: str, a: Value, b: Value) -> Value:
+        return self.cast(self.emit(comparison, a, b, dtype=np.bool_), a.dtype)
+
+    def reduce(self, op_type: str, value: Value, axes: Sequence[int] | None, keepdims: bool = True) -> Value:
+        """ReduceSum takes its axes as an input from opset 13 on, the other reductions from 18 on."""
+        if axes is None:
+            return self.emit(op_type, value, keepdims=int(keepdims))
+        if self.opset >= (13 if op_type == "ReduceSum" else 18):
+            return self.emit(op_type, value, self.ints(*axes), keepdims=int(keepdims))
+        return self.emit(op_type, value, axes=list(axes), keepdims=int(keepdims))
+
+    def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
+        if self.opset >= 13:
+            return self.emit("Unsqueeze", value, self.ints(*axes))
+        return self.emit("Unsqueeze", value, axes=list(axes))
+
+    def shape(self, value: Value) -> Value:
+        return self.emit("Shape", value, dtype=np.int64)
+
+    def count(self, value: Value, dtype: np.dtype) -> Value:
+        """How many elements a tensor has at run time, as a floating-point scalar."""
+        return self.cast(self.emit("Size", value, dtype=np.int64), dtype)
+
+    def expand(self, value: Value, like: Value) -> Value:
+        """Broadcast to the shape of another tensor."""
+        if self.opset >= 8:
+            return self.emit("Expand", value, self.shape(like))
+        return value + (like - like)
+
+    def at_most(self, value: Value, bound: float) -> Value:
+        """min(value, bound); a NaN stays one."""
+        if self.opset >= 8:
+            return self.emit("Min", value, value._lift(bound))
+        return value * (value < bound) + bound * (value >= bound)
+
+    def zeros(self, like: Value) -> Value:
+        """Zeros in the shape of another tensor, also where that one holds an infinity."""
+        if self.opset >= 9:
+            zero = gs.Constant("value", np.zeros(1, like.dtype))
+            return self.emit("ConstantOfShape", self.shape(like), value=zero, dtype=like.dtype)
+        return like - like
+
+    # ------------------------------------------------------------------ export
+
+    def to_proto(self, wanted: Sequence[Value]) -> onnx.GraphProto:
+        """The nodes that the wanted values need, in order, and their initializers."""
+        needed = {value.name for value in wanted}
+        live = []
+        for node in reversed(self.nodes):
+            if any(tensor.name in needed for tensor in node.outputs):
+                needed.update(tensor.name for tensor in node.inputs)
+                live.append(node)
+        graph = gs.Graph(nodes=live[::-1], name="variance", opset=self.opset)
+        return gs.export_onnx(graph, do_type_check=False).graph
+
+
+def _label(array: np.ndarray) -> str:
+    """A readable name for a small constant."""
+    if array.size <= 4:
+        return "_".join(f"{x:g}" for x in array.ravel().tolist()) + f"_{array.dtype.name}"
+    return f"{array.dtype.name}_{'x'.join(map(str, array.shape))}"

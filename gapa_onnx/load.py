@@ -1,0 +1,145 @@
+"""Step 1, load: an ONNX file becomes a `SourceModel` that the other steps read and never change."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from google.protobuf.message import DecodeError
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from gapa_onnx.data import InputSpec
+from gapa_onnx.errors import UserError
+from gapa_onnx.provenance import METADATA_KEY
+
+OLDEST_OPSET = 7  # before it, broadcasting was an attribute of each operator
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A model as it was given, with a view of its graph that knows types and shapes."""
+
+    proto: onnx.ModelProto = field(repr=False)
+    graph: gs.Graph = field(repr=False)  #: read only; types and shapes inferred
+    opset: int  #: of the default domain
+    sha256: str
+    path: Path | None
+    inputs: tuple[InputSpec, ...]  #: what has to be fed: initializers are not among them
+    names: frozenset[str] = field(repr=False)  #: every name that the file uses
+
+    @property
+    def label(self) -> str:
+        return str(self.path) if self.path else (self.proto.graph.name or "model")
+
+    @property
+    def outputs(self) -> list[gs.Tensor]:
+        return list(self.graph.outputs)
+
+
+def load(model: str | Path | onnx.ModelProto) -> SourceModel:
+    """Read a model from a file, or take one that is in memory.
+
+    Raises UserError for what is not a model that onnxruntime could run.
+    """
+    path = None if isinstance(model, onnx.ModelProto) else Path(model)
+    proto = model if path is None else _read(path)
+    if not proto.graph.node:
+        raise UserError(f"{_name(path)} has no nodes", "give a trained model in ONNX format")
+    if any(entry.key == METADATA_KEY for entry in proto.metadata_props):
+        raise UserError(
+            f"{_name(path)} was converted by gapa-onnx already", "give convert the original model instead"
+        )
+    opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=None)
+    if opset is None:
+        raise UserError(
+            f"{_name(path)} imports no version of the ONNX operators",
+            "models made of ai.onnx.ml operators only have no activations to place a site at",
+        )
+    if opset < OLDEST_OPSET:
+        raise UserError(
+            f"{_name(path)} uses opset {opset}; opsets {OLDEST_OPSET} and newer are supported",
+            "raise it with onnx.version_converter.convert_version(model, 13)",
+        )
+    inferred = _infer_shapes(proto, path)
+    G_LOGGER.severity = G_LOGGER.CRITICAL  # graphsurgeon prints to stdout, which is the user's
+    graph = gs.import_onnx(inferred)
+    return SourceModel(
+        proto=proto,
+        graph=graph,
+        opset=opset,
+        sha256=hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+        if path is None
+        else _hash(path),
+        path=path,
+        inputs=_inputs(proto),
+        names=frozenset(_all_names(proto.graph)),
+    )
+
+
+def _name(path: Path | None) -> str:
+    return str(path) if path else "the model"
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", "give the .onnx file inside it")
+    if not path.exists():
+        raise UserError(f"no such file: {path}", "check the path of the model")
+    try:
+        proto = onnx.load(path)
+    except (DecodeError, ValueError) as error:
+        raise UserError(f"{path} is not an ONNX file, or it is cut short", "export the model again") from error
+    except (FileNotFoundError, onnx.checker.ValidationError) as error:
+        raise UserError(f"the external data of {path} cannot be read: {error}", "keep them beside the model") from error
+    if not proto.HasField("graph"):
+        raise UserError(f"{path} is not an ONNX file, or it is cut short", "export the model again")
+    return proto
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _infer_shapes(proto: onnx.ModelProto, path: Path | None) -> onnx.ModelProto:
+    """Types and shapes as far as they can be known; the model itself where inference fails."""
+    try:
+        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception:  # a model with odd annotations may still run: what is unknown is met later
+        return proto
+
+
+def _inputs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:
+    initializers = {tensor.name for tensor in proto.graph.initializer}
+    initializers |= {tensor.values.name for tensor in proto.graph.sparse_initializer}
+    specs = []
+    for info in proto.graph.input:
+        if info.name in initializers or not info.type.HasField("tensor_type"):
+            continue
+        tensor = info.type.tensor_type
+        shape = None
+        if tensor.HasField("shape"):
+            shape = tuple(
+                d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
+            )
+        specs.append(InputSpec(info.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)), shape))
+    return tuple(specs)
+
+
+def _all_names(graph: onnx.GraphProto):
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (tensor.values.name for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        yield node.name
+        yield from node.output
+        for attribute in node.attribute:
+            for subgraph in (attribute.g, *attribute.graphs):
+                yield from _all_names(subgraph)

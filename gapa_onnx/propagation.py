@@ -1,0 +1,131 @@
+"""One walk over the source graph that gives every uncertain tensor its variance.
+
+At a site, with own variance σ² (born there) and incoming variance v:
+
+    activation φ:  v_y = σ² + φ'(z)² v      (noisy-input GP)
+    identity:      v_y = σ² + v
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import onnx_graphsurgeon as gs
+
+from gapa_onnx.graph import Value, VarianceGraph
+from gapa_onnx.load import SourceModel
+from gapa_onnx.rules import Deterministic, NodeView, Refusal, Refused, behaviour
+from gapa_onnx.rules.view import is_float, variance_dtype
+from gapa_onnx.sites import Site
+
+
+@dataclass(frozen=True)
+class RefusedNode:
+    """A node whose variance cannot be stated, and why."""
+
+    node: str
+    operator: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """The variance of every uncertain tensor, by the tensor's name."""
+
+    graph: VarianceGraph = field(repr=False)
+    variances: dict[str, Value] = field(repr=False)
+    refused: tuple[RefusedNode, ...]
+
+
+Birth = Callable[[VarianceGraph, Site], Value]
+
+
+def propagate(source: SourceModel, sites: Sequence[Site], birth: Birth, *, cut: bool = False) -> Propagation:
+    """Walk the graph in order and apply each node's behaviour.
+
+    `birth` emits the variance that a site adds. A refused node is recorded; with `cut` its outputs
+    count as certain, without it the walk goes on behind it, so that all refusals are found.
+    """
+    return _Walk(source, sites, birth, cut).run()
+
+
+class _Walk:
+    def __init__(self, source: SourceModel, sites: Sequence[Site], birth: Birth, cut: bool):
+        self.source = source
+        self.sites = {site.output: site for site in sites}
+        self.birth = birth
+        self.cut = cut
+        self.graph = VarianceGraph(source.opset, set(source.names))
+        self.variances: dict[str, Value] = {}
+        self.refused: list[RefusedNode] = []
+
+    def run(self) -> Propagation:
+        for tensor in self.source.graph.inputs:
+            self._settle(tensor, None)
+        live = _live_tensors(self.source.graph)
+        for node in self.source.graph.nodes:
+            if any(tensor.name in live for tensor in node.outputs):
+                self._visit(node)
+        return Propagation(self.graph, self.variances, tuple(self.refused))
+
+    def _visit(self, node: gs.Node) -> None:
+        uncertain = any(name in self.variances for name in _names_read(node))
+        arriving = self._arriving(node) if uncertain else [None] * len(node.outputs)
+        for tensor, var in zip(node.outputs, arriving):
+            self._settle(tensor, var)
+
+    def _arriving(self, node: gs.Node) -> Sequence[Value | None]:
+        """The variance of each output, from what came in."""
+        entry = behaviour(node.domain, node.op)
+        nothing = [None] * len(node.outputs)
+        if isinstance(entry, Deterministic):
+            return nothing
+        try:
+            if isinstance(entry, Refusal):
+                raise Refused(entry.reason)
+            if any(isinstance(value, gs.Graph) for value in node.attrs.values()):
+                raise Refused("variance does not pass through its subgraphs yet")
+            with self.graph.scope(f"{node.outputs[0].name}/var"):
+                result = entry.apply(NodeView(self.graph, node, self.variances.get))
+            return result if isinstance(result, tuple) else (result,)
+        except Refused as refusal:
+            operator = f"{node.domain}::{node.op}" if node.domain else node.op
+            self.refused.append(RefusedNode(node.name or node.outputs[0].name, operator, str(refusal)))
+            return nothing if self.cut else [self._stand_in(tensor) for tensor in node.outputs]
+
+    def _stand_in(self, tensor: gs.Tensor) -> Value | None:
+        if not tensor.name or not is_float(tensor.dtype):
+            return None
+        return self.graph.tensor(f"{tensor.name}/var", variance_dtype(tensor.dtype))
+
+    def _settle(self, tensor: gs.Tensor, var: Value | None) -> None:
+        """Record the variance of a tensor; a site there adds its own."""
+        site = self.sites.get(tensor.name)
+        if site is not None:
+            own = self.birth(self.graph, site)
+            with self.graph.scope(f"{tensor.name}/var"):
+                own = self.graph.cast(own, variance_dtype(tensor.dtype))
+                var = own if var is None else own + var
+        if var is not None:
+            with self.graph.scope(f"{tensor.name}/var"):
+                self.variances[tensor.name] = self.graph.rename(var, f"{tensor.name}/var")
+
+
+def _names_read(node: gs.Node) -> Iterator[str]:
+    """Names of all tensors that a node reads, also those that its subgraphs take from outside."""
+    yield from (tensor.name for tensor in node.inputs if tensor.name)
+    for value in node.attrs.values():
+        if isinstance(value, gs.Graph):
+            yield from (tensor.name for tensor in value.outputs)
+            for inner in value.nodes:
+                yield from _names_read(inner)
+
+
+def _live_tensors(graph: gs.Graph) -> set[str]:
+    """Names of the tensors that some output depends on."""
+    live = {tensor.name for tensor in graph.outputs}
+    for node in reversed(graph.nodes):
+        if any(tensor.name in live for tensor in node.outputs):
+            live.update(_names_read(node))
+    return live

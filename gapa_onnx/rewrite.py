@@ -1,0 +1,115 @@
+"""Step 4, rewrite: the variance subgraph that stands beside the source graph.
+
+At each site, for the query z:
+
+    s = GapaActivation(z, …)       share of the prior variance that the data leave unexplained
+    own variance = min(τ s, 1) c²  ordinary nodes, so that they can be folded
+
+and from there on whatever `propagation` says, down to one `<output>_var` per output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from gapa_onnx.analyse import Plan
+from gapa_onnx.calibrate import Calibration, SiteFit
+from gapa_onnx.errors import UserError
+from gapa_onnx.graph import Value, VarianceGraph
+from gapa_onnx.op.contract import DOMAIN, SCHEMAS
+from gapa_onnx.op.function import body
+from gapa_onnx.propagation import RefusedNode, propagate
+from gapa_onnx.sites import Layout, Site, arrange, restore
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What is added to the source model."""
+
+    additions: onnx.GraphProto = field(repr=False)
+    outputs: tuple[onnx.ValueInfoProto, ...] = field(repr=False)
+    functions: tuple[onnx.FunctionProto, ...] = field(repr=False)
+    variance_of: dict[str, str]  #: output -> the output that holds its variance
+    cuts: tuple[RefusedNode, ...]  #: nodes behind which outputs count as certain
+
+
+def rewrite(plan: Plan, calibration: Calibration, *, cut: bool = False) -> Rewritten:
+    """Write the variance subgraph for a plan and its calibration."""
+    fits = {fit.site.output: fit for fit in calibration.fits}
+    source = plan.source
+    tensors = source.graph.tensors()
+
+    def birth(graph: VarianceGraph, site: Site) -> Value:
+        query = graph.tensor(site.query, tensors[site.query].dtype or np.float32)
+        return own_variance(graph, fits[site.output], query)
+
+    result = propagate(source, plan.sites, birth, cut=cut)
+    graph = result.graph
+    wanted, infos, variance_of = [], [], {}
+    for output in source.proto.graph.output:
+        var = result.variances.get(output.name)
+        if var is None:
+            continue
+        wanted.append(graph.emit("Identity", var, names=(f"{output.name}_var",)))
+        infos.append(_like(output, wanted[-1]))
+        variance_of[output.name] = wanted[-1].name
+    return Rewritten(
+        additions=graph.to_proto(wanted),
+        outputs=tuple(infos),
+        functions=tuple(_functions(source.opset, calibration.fits)),
+        variance_of=variance_of,
+        cuts=result.refused,
+    )
+
+
+def _functions(opset: int, fits: Sequence[SiteFit]) -> Iterator[onnx.FunctionProto]:
+    """One function per index kind in use."""
+    for kind in sorted({fit.index.kind for fit in fits}):
+        bodies = [body(kind, opset, fit.k, fit.index.tensors) for fit in fits if fit.index.kind == kind]
+        if any(other != bodies[0] for other in bodies[1:]):
+            raise UserError(
+                f"sites with an index of kind {kind!r} differ in size, which opset {opset} cannot express in one function",
+                "use --index flat, one site, or raise the model's opset to 10 or newer",
+            )
+        yield bodies[0]
+
+
+def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
+    """min(τ s, 1) c² at one site, in the shape of the site's tensor."""
+    site, prefix = fit.site, fit.site.prefix
+    schema = SCHEMAS[fit.index.kind]
+    parameters = {
+        "k": np.array([fit.k], np.int64),
+        "length_scale": np.float32(fit.length_scale),
+        "jitter": np.float32(fit.jitter),
+        **fit.index.tensors,
+    }
+    with graph.scope(prefix):
+        query = arrange(graph, site, tensor)
+        if fit.whitening is not None:
+            centre, directions = fit.whitening
+            query = query - graph.constant(centre, f"{prefix}/centre")
+            query = graph.emit("MatMul", query, graph.constant(directions, f"{prefix}/whitening"))
+        constants = [graph.constant(parameters[port.name], f"{prefix}/{port.name}") for port in schema.constants]
+        # A call of a function lists all its outputs, also the one that nobody reads.
+        names = (f"{prefix}/share", f"{prefix}/neighbours")
+        share, _ = graph.emit(schema.name, query, *constants, domain=DOMAIN, names=names)
+        if fit.scale != 1.0:
+            scaled = share * graph.constant(np.float32(fit.scale), f"{prefix}/scale")
+            share = graph.at_most(scaled, 1)
+        prior_var = graph.constant(fit.prior_var, f"{prefix}/prior_var")
+        own = graph.emit("Mul", restore(graph, site, share), prior_var, names=(f"{prefix}/own_var",))
+        return graph.expand(own, like=tensor) if site.layout is Layout.POOLED else own
+
+
+def _like(output: onnx.ValueInfoProto, value: Value) -> onnx.ValueInfoProto:
+    """The declaration of a variance: its output's shape, its own type."""
+    info = onnx.ValueInfoProto()
+    info.CopyFrom(output)
+    info.name = value.name
+    info.type.tensor_type.elem_type = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    return info

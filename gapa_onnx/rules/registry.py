@@ -1,0 +1,201 @@
+"""The table of behaviours, and the families that fill it.
+
+Every operator has exactly one behaviour: a `Rule` with its accuracy, `Deterministic`, or
+`Refusal` with its reason. An operator that is not in the table is refused by name.
+
+A family is a constructor of rules: it is told what makes one operator special (a derivative, which
+input is data) and does the rest. With independent inputs of variance v_i, first order:
+
+    elementwise   y = g(x_1 … x_n)     v_y = Σ_i (∂g/∂x_i)² v_i
+    bilinear      y = f(a, b)          v_y = f(v_a, b²) + f(a², v_b) + f(v_a, v_b)
+    structural    y moves elements     v_y = the same node, on the variance
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gapa_onnx.graph import Value
+from gapa_onnx.rules.view import NodeView, Operand
+
+Variances = Value | None | tuple[Value | None, ...]
+Key = tuple[str, str]  # domain ("" for ONNX's own), operator
+
+
+class Accuracy(enum.Enum):
+    """How true a rule is when the elements of its inputs are independent."""
+
+    EXACT = "exact"
+    FIRST_ORDER = "first order"
+    HEURISTIC = "heuristic"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """States the variance of each output of a node."""
+
+    apply: Callable[[NodeView], Variances]
+    accuracy: Accuracy
+    formula: str
+    activation: bool = False  #: an elementwise nonlinearity of one tensor: a place for a site
+    linear: bool = False  #: has weights: a layer
+
+
+@dataclass(frozen=True)
+class Deterministic:
+    """No variance leaves the operator, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The variance cannot be stated, and why."""
+
+    reason: str
+
+
+Behaviour = Rule | Deterministic | Refusal
+
+TABLE: dict[Key, Behaviour] = {}
+
+
+def behaviour(domain: str | None, op_type: str) -> Behaviour:
+    """The behaviour of an operator; never fails."""
+    domain = "" if domain in (None, "ai.onnx") else domain
+    found = TABLE.get((domain, op_type))
+    if found is not None:
+        return found
+    return Refusal(f"no rule for {domain + '::' if domain else ''}{op_type} yet")
+
+
+def _define(op_type: str, entry: Behaviour, domain: str = "") -> None:
+    if (domain, op_type) in TABLE:
+        raise ValueError(f"{op_type} has a behaviour already")
+    TABLE[domain, op_type] = entry
+
+
+# -------------------------------------------------------------------- families
+
+
+def rule(*op_types: str, accuracy: Accuracy, activation: bool = False):
+    """A rule of its own: a function of the node view that returns one variance per output."""
+
+    def decorate(function: Callable[[NodeView], Variances]):
+        formula = inspect.getdoc(function).split("\n\n")[0].replace("\n", " ")
+        for op_type in op_types:
+            _define(op_type, Rule(function, accuracy, formula, activation=activation))
+        return function
+
+    return decorate
+
+
+def deterministic(reason: str, *op_types: str) -> None:
+    for op_type in op_types:
+        _define(op_type, Deterministic(reason))
+
+
+def refused(reason: str, *op_types: str) -> None:
+    for op_type in op_types:
+        _define(op_type, Refusal(reason))
+
+
+def elementwise(
+    op_type: str,
+    *derivatives: Callable[..., Value | float],
+    accuracy: Accuracy = Accuracy.FIRST_ORDER,
+    activation: bool = False,
+    formula: str = "Σ (∂y/∂x)² v",
+) -> None:
+    """Delta method. One derivative per input, each a function of the output y and the inputs.
+
+    Keyword arguments of a derivative are attributes of the operator with their ONNX defaults.
+    """
+
+    def apply(node: NodeView) -> Value:
+        return first_order(node, derivatives)
+
+    _define(op_type, Rule(apply, accuracy, formula, activation=activation))
+
+
+def first_order(node: NodeView, derivatives: Sequence[Callable[..., Value | float]]) -> Value:
+    """Σ_i d_i² v_i over the uncertain inputs, in the shape of the output.
+
+    A tensor that is an input twice (x·x) is one variable: its slopes add before they are squared.
+    """
+    means = [operand.mean for operand in node.inputs if operand.present]
+    slopes: dict[str, Value | float] = {}
+    uncertain: dict[str, Operand] = {}
+    for operand, derivative in zip(node.inputs, derivatives):
+        if not operand.certain:
+            slope = derivative(node.output.mean, *means, **_attributes(node, derivative))
+            name = operand.tensor.name
+            slopes[name] = slopes[name] + slope if name in slopes else slope
+            uncertain[name] = operand
+    terms = [uncertain[name].var * (slope * slope) for name, slope in slopes.items()]
+    total = sum(terms[1:], terms[0])
+    # A constant slope does not bring in the other operand's shape: x (1, d) + b (n, d) is (n, d).
+    covered = any(isinstance(s, Value) or uncertain[n].same_shape(node.output) for n, s in slopes.items())
+    return total if covered or len(means) == 1 else node.graph.expand(total, like=node.output.raw)
+
+
+def _attributes(node: NodeView, derivative: Callable) -> dict:
+    keywords = [p for p in inspect.signature(derivative).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return {p.name: node.attr(p.name, p.default) for p in keywords}
+
+
+def bilinear(*op_types: str, **squared_attributes: float) -> None:
+    """y = f(a, b) + c. Named attributes are factors of f and are squared; their values are defaults."""
+
+    def apply(node: NodeView) -> Value:
+        a, b = node.inputs[:2]
+        scale = {name: node.attr(name, default) ** 2 for name, default in squared_attributes.items()}
+        # Gemm cannot leave its bias out before opset 11.
+        no_bias = [node.graph.constant(np.zeros(1, a.dtype))] if node.op_type == "Gemm" and node.opset < 11 else []
+        pairs = []
+        if not a.certain:
+            pairs.append((a.var, b.mean.squared))
+        if not b.certain:
+            pairs.append((a.mean.squared, b.var))
+        if not a.certain and not b.certain:
+            pairs.append((a.var, b.var))
+        terms = [node.again(*pair, *no_bias, **scale) for pair in pairs]
+        return _with_bias(node, sum(terms[1:], terms[0]) if terms else None)
+
+    for op_type in op_types:
+        _define(op_type, Rule(apply, Accuracy.EXACT, "f(v_a, b²) + f(a², v_b) + f(v_a, v_b)", linear=True))
+
+
+def _with_bias(node: NodeView, total: Value | None) -> Value:
+    bias = node.input(2)
+    if bias is None or bias.certain:
+        return total
+    if node.op_type != "Gemm":
+        raise node.refuse("an uncertain bias is supported by Gemm only")
+    term = bias.var * node.attr("beta", 1.0) ** 2
+    return node.graph.expand(term, like=node.output.raw) if total is None else total + term
+
+
+def structural(*op_types: str, data: slice = slice(0, 1)) -> None:
+    """Elements are moved, repeated or dropped: the same node, with variances in place of `data`."""
+
+    def apply(node: NodeView) -> Variances:
+        moved = range(len(node.inputs))[data]
+        inputs = [
+            variance_or_zeros(operand) if position in moved else (operand.raw if operand.present else None)
+            for position, operand in enumerate(node.inputs)
+        ]
+        return node.again(*inputs, outputs=len(node.outputs))
+
+    for op_type in op_types:
+        _define(op_type, Rule(apply, Accuracy.EXACT, "the same node, on the variance"))
+
+
+def variance_or_zeros(operand: Operand) -> Value:
+    """For operators that need a tensor even where it is certain, such as one input of a Concat."""
+    return operand.graph.zeros(operand.mean) if operand.var is None else operand.var

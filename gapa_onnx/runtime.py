@@ -1,0 +1,89 @@
+"""Running converted files: sessions with the native library registered, and where that library is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+from gapa_onnx.errors import UserError
+
+LIBRARY_VARIABLE = "GAPA_ONNX_LIBRARY"
+OLDEST_RUNTIME = (1, 17)  # the first with a thread pool for custom operators
+LARGEST_PROTO = (1 << 31) - (1 << 20)  # protobuf's limit of 2 GB, with room for the envelope
+
+_said_portable = False
+
+
+def library_path() -> Path | None:
+    """Where the native library is: $GAPA_ONNX_LIBRARY, or beside this package; None if it is missing."""
+    named = os.environ.get(LIBRARY_VARIABLE)
+    if named is not None:
+        return Path(named) if named and Path(named).is_file() else None
+    suffix = {"win32": "gapa_onnx.dll", "darwin": "libgapa_onnx.dylib"}.get(sys.platform, "libgapa_onnx.so")
+    import gapa_onnx
+
+    places = [Path(place) / suffix for place in gapa_onnx.__path__]  # an editable install has two
+    return next((place for place in places if place.is_file()), None)
+
+
+def runtime_version() -> tuple[int, int]:
+    major, minor = ort.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def session(
+    path: str | os.PathLike | bytes, options: ort.SessionOptions | None = None, providers: list[str] | None = None
+) -> ort.InferenceSession:
+    """An onnxruntime session with the native library registered, where there is one.
+
+    Without it the file runs all the same, by the standard operators inside; that is said once.
+    """
+    global _said_portable
+    options = options or ort.SessionOptions()
+    library = library_path()
+    if library is not None and runtime_version() >= OLDEST_RUNTIME:
+        options.register_custom_ops_library(str(library))
+    elif not _said_portable:
+        _said_portable = True
+        reason = "the native library is missing" if library is None else f"onnxruntime {ort.__version__} is too old for it"
+        warnings.warn(f"{reason}: running the portable function, which is slower", RuntimeWarning, stacklevel=2)
+    source = path if isinstance(path, bytes) else os.fspath(path)
+    return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
+
+
+def session_options(
+    *, optimise: bool = True, threads: int = 0, quiet: bool = True
+) -> ort.SessionOptions:
+    """Options for our own runs; `optimise` off means no graph optimisation at all."""
+    options = ort.SessionOptions()
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3 if quiet else 2
+    return options
+
+
+def open_session(model: onnx.ModelProto, label: str, options: ort.SessionOptions | None = None) -> ort.InferenceSession:
+    """A plain session of a model in memory; one that onnxruntime refuses is the user's to fix."""
+    options = options or session_options()
+    try:
+        if model.ByteSize() < LARGEST_PROTO:
+            return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        with tempfile.TemporaryDirectory(prefix="gapa-onnx-") as folder:
+            path = Path(folder) / "model.onnx"
+            onnx.save_model(model, path, save_as_external_data=True, location="model.data")
+            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has no common base class for its errors
+        raise UserError(f"onnxruntime cannot load {label}: {first_line(error)}", "check that the model runs by itself") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first sentence of an onnxruntime error, without its code."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return text.split(" : ", 2)[-1] if text.startswith("[ONNXRuntimeError]") else text

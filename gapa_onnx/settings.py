@@ -1,0 +1,69 @@
+"""What can be chosen about a conversion, with its defaults, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gapa_onnx.errors import UserError
+
+INDUCING = ("kmeans", "fps", "random", "all")
+INDEXES = ("auto", "flat", "ivf", "hnsw", "ivfpq")
+METRICS = ("euclidean", "whitened")
+ON_UNSUPPORTED = ("error", "cut")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Choices of a conversion. The formulas that they enter are in ARCHITECTURE.md."""
+
+    sites: str = "auto"
+    inducing: str = "kmeans"
+    m: int = 1000  #: inducing points per site
+    k: int = 50  #: neighbours per query
+    index: str = "auto"
+    length_scale: str | float = "site"  #: median distance at the site, of the inputs, or a number
+    scale: str | float = "loo"  #: τ from leave-one-out shares, "none" for τ = 1, or a number
+    metric: str = "euclidean"
+    jitter: float = 1e-6  #: relative to the prior variance
+    on_unsupported: str = "error"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _one_of("--inducing", self.inducing, INDUCING)
+        _one_of("--index", self.index, INDEXES)
+        _one_of("--metric", self.metric, METRICS)
+        _one_of("--on-unsupported", self.on_unsupported, ON_UNSUPPORTED)
+        for option, number in (("--m", self.m), ("--k", self.k)):
+            if number < 1:
+                raise UserError(f"{option} is {number}; it must be at least 1")
+        if self.inducing != "all" and self.k > self.m:
+            raise UserError(f"--k {self.k} is more than --m {self.m}", "use fewer neighbours than inducing points")
+        if not 0 < self.jitter < 1:
+            raise UserError(f"--jitter is {self.jitter}; it must be between 0 and 1", "the default is 1e-6")
+        object.__setattr__(self, "length_scale", _word_or_number("--length-scale", self.length_scale, ("site", "input")))
+        object.__setattr__(self, "scale", _word_or_number("--scale", self.scale, ("loo", "none")))
+
+    def as_in_paper(self) -> Settings:
+        """The paper's reading: length scale of the inputs, no τ, Euclidean distances."""
+        return replace(self, length_scale="input", scale="none", metric="euclidean")
+
+    @property
+    def cut(self) -> bool:
+        return self.on_unsupported == "cut"
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UserError(f"{option} {value!r} is not known", f"choose one of {', '.join(allowed)}")
+
+
+def _word_or_number(option: str, value: str | float, words: tuple[str, ...]) -> str | float:
+    if value in words:
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise UserError(f"{option} {value!r} is not known", f"choose {', '.join(words)} or a positive number")
+    return number

@@ -1,0 +1,281 @@
+"""Where Gaussian-process activations go, and how a tensor there is cut into queries.
+
+A site is an activation node (its input is the query, its output becomes uncertain) or any float
+tensor (both at once, with the identity as activation). What one query is:
+
+    rows       (…, d)         each index of the leading axes is a query, the last axis its features
+    positions  (n, c, h, w)   each position of a convolutional map is a query of c features
+    pooled     (n, c, h, w)   the mean over positions is the query, one per sample
+    flat       (n, …)         the whole sample is the query
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from gapa_onnx.errors import UserError
+from gapa_onnx.graph import Value, VarianceGraph
+from gapa_onnx.load import SourceModel
+from gapa_onnx.rules import Rule, behaviour
+from gapa_onnx.rules.view import is_float
+
+WIDEST_FLAT_QUERY = 4096  # beyond it `auto` pools: distances and file size grow with the width
+MOST_POSITIONS = 1024  # beyond it `auto` pools: every position is a query of its own
+
+
+class Layout(str, enum.Enum):
+    ROWS = "rows"
+    POSITIONS = "positions"
+    POOLED = "pooled"
+    FLAT = "flat"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where a Gaussian-process activation is inserted."""
+
+    name: str  #: of the node or tensor, as shown to people
+    query: str  #: the tensor that is compared with the inducing points
+    output: str  #: the tensor that becomes uncertain
+    activation: str | None  #: operator, None for the identity
+    layout: Layout
+    rank: int | None  #: of the query tensor, where it is known
+
+    @property
+    def prefix(self) -> str:
+        """Names of what the site emits start with this."""
+        return f"{self.output}/gapa"
+
+
+def arrange(graph: VarianceGraph, site: Site, tensor: Value) -> Value:
+    """The query tensor as (…, d) float32."""
+    if site.layout is Layout.POSITIONS:
+        tensor = graph.emit("Transpose", tensor, perm=[0, *range(2, site.rank), 1])
+    elif site.layout is Layout.POOLED:
+        tensor = graph.emit("Flatten", graph.emit("GlobalAveragePool", tensor), axis=1)
+    elif site.layout is Layout.FLAT:
+        tensor = graph.emit("Flatten", tensor, axis=1)
+    return graph.cast(tensor, np.float32)
+
+
+def restore(graph: VarianceGraph, site: Site, share: Value) -> Value:
+    """The op's answer (…, 1) in a shape that broadcasts against the query tensor."""
+    if site.layout is Layout.POSITIONS:
+        return graph.emit("Transpose", share, perm=[0, site.rank - 1, *range(1, site.rank - 1)])
+    if site.layout in (Layout.POOLED, Layout.FLAT) and site.rank > 2:
+        return graph.unsqueeze(share, list(range(2, site.rank)))
+    return share
+
+
+# -------------------------------------------------------------------- choosing
+
+
+def find_sites(source: SourceModel, spec: str) -> tuple[Site, ...]:
+    """Sites by `auto`, `last`, `all`, or names separated by commas, each with an optional `:layout`."""
+    if spec == "auto":
+        sites = _auto(source)
+    elif spec in ("last", "all"):
+        hidden = _hidden_activations(source)
+        sites = [_at_activation(node, Layout.POOLED) for node in (hidden[-1:] if spec == "last" else hidden)]
+        sites = sites or _auto(source)
+    else:
+        sites = [_named(source, name.strip()) for name in spec.split(",") if name.strip()]
+        if not sites:
+            raise UserError("no site is named", "give --sites auto, last, all or names separated by commas")
+    if not sites:
+        raise UserError(
+            f"{source.label} has no linear layer with constant weights, so no place for a site is obvious",
+            "name one with --sites; `gapa-onnx inspect MODEL` lists the tensors",
+        )
+    return tuple({site.output: site for site in sites}.values())
+
+
+def is_layer(node: gs.Node, constants: set[str]) -> bool:
+    """A linear layer: weights known, data not."""
+    rule = behaviour(node.domain, node.op)
+    if not (isinstance(rule, Rule) and rule.linear):
+        return False
+    known = [tensor.name in constants for tensor in node.inputs[:2]]
+    return any(known) and not all(known)
+
+
+def constant_tensors(source: SourceModel) -> set[str]:
+    """Names of the tensors that do not depend on what is fed. An initializer may also be listed as an
+    input, which old files had to do."""
+    graph = source.graph
+    names = {tensor.name for tensor in graph.tensors().values() if isinstance(tensor, gs.Constant)}
+    names |= {tensor.name for tensor in source.proto.graph.initializer}
+    for node in graph.nodes:
+        if not node.op.startswith(("Random", "Bernoulli", "Multinomial")) and not _has_subgraph(node):
+            if all(tensor.name in names or not tensor.name for tensor in node.inputs):
+                names.update(tensor.name for tensor in node.outputs)
+    return names
+
+
+def _has_subgraph(node: gs.Node) -> bool:
+    return any(isinstance(value, gs.Graph) for value in node.attrs.values())
+
+
+def _auto(source: SourceModel) -> list[Site]:
+    """The penultimate representation: what goes into the last linear layer of each output, at its
+    activation if only reshaping lies between, else the identity there."""
+    constants = constant_tensors(source)
+    sites = []
+    for layer in _last_layers(source, constants):
+        data = next(tensor for tensor in layer.inputs[:2] if tensor.name not in constants)
+        tensor, reshaped = data, False
+        while len(tensor.inputs) == 1 and tensor.inputs[0].op in _CARRIERS:
+            reshaped = reshaped or tensor.inputs[0].op not in ("Dropout", "Identity")
+            tensor = tensor.inputs[0].inputs[0]
+        producer = tensor.inputs[0] if len(tensor.inputs) == 1 else None
+        if producer is not None and _is_activation(producer):
+            sites.append(_at_activation(producer, _map_layout(producer.inputs[0], reshaped)))
+        else:
+            sites.append(_at_tensor(data, _map_layout(data, reshaped=False)))
+    return sites
+
+
+_CARRIERS = ("Dropout", "Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
+
+
+def _map_layout(tensor: gs.Tensor, reshaped: bool) -> Layout:
+    """How `auto` queries a feature map. One that is flattened for the next layer is one query, else
+    each position is one; either only while that is known to be cheap."""
+    shape = tensor.shape
+    if shape is None or len(shape) < 3 or not all(isinstance(size, int) for size in shape[1:]):
+        return Layout.POOLED
+    if reshaped:
+        return Layout.FLAT if prod(shape[1:]) <= WIDEST_FLAT_QUERY else Layout.POOLED
+    return Layout.POSITIONS if prod(shape[2:]) <= MOST_POSITIONS else Layout.POOLED
+
+
+def _last_layers(source: SourceModel, constants: set[str]) -> list[gs.Node]:
+    """The linear layers with no other linear layer between them and an output, in graph order."""
+    found, seen = {}, set()
+    pending = [tensor for tensor in source.outputs if is_float(tensor.dtype)]
+    while pending:
+        tensor = pending.pop()
+        for node in tensor.inputs:
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if is_layer(node, constants):
+                found[id(node)] = node
+            else:
+                pending.extend(node.inputs)
+    return [node for node in source.graph.nodes if id(node) in found]
+
+
+def _hidden_activations(source: SourceModel) -> list[gs.Node]:
+    """Activations of data with a linear layer somewhere behind them, in graph order."""
+    constants = constant_tensors(source)
+    before_layer: set[str] = set()
+    hidden = []
+    for node in reversed(source.graph.nodes):
+        leads_on = any(tensor.name in before_layer for tensor in node.outputs)
+        if leads_on and _is_activation(node) and node.inputs[0].name not in constants:
+            hidden.append(node)
+        if leads_on or is_layer(node, constants):
+            before_layer.update(tensor.name for tensor in node.inputs if tensor.name)
+    return hidden[::-1]
+
+
+def _is_activation(node: gs.Node) -> bool:
+    rule = behaviour(node.domain, node.op)
+    return isinstance(rule, Rule) and rule.activation and is_float(node.outputs[0].dtype)
+
+
+def _at_activation(node: gs.Node, map_layout: Layout | None) -> Site:
+    query, output = node.inputs[0], node.outputs[0]
+    return _site(node.name or output.name, query, output, node.op, map_layout)
+
+
+def _at_tensor(tensor: gs.Tensor, map_layout: Layout | None) -> Site:
+    return _site(tensor.name, tensor, tensor, None, map_layout)
+
+
+def _site(name: str, query: gs.Tensor, output: gs.Tensor, activation: str | None, map_layout: Layout | None) -> Site:
+    """`map_layout` is for tensors of more than two axes; None takes each position by itself."""
+    rank = None if query.shape is None else len(query.shape)
+    layout = Layout.ROWS
+    if rank is not None and rank > 2:
+        if map_layout is Layout.FLAT:
+            layout = Layout.FLAT
+        elif _channels_first(query):
+            layout = map_layout or Layout.POSITIONS
+    return Site(name, query.name, output.name, activation, layout, rank)
+
+
+def _channels_first(tensor: gs.Tensor) -> bool:
+    """Whether axis 1 holds the features: true behind convolutions and pooling."""
+    while len(tensor.inputs) == 1:
+        node = tensor.inputs[0]
+        if node.op in _CHANNELS_FIRST:
+            return True
+        rule = behaviour(node.domain, node.op)
+        elementwise = isinstance(rule, Rule) and (rule.activation or node.op in ("Add", "Sub", "Mul", "Div", "Dropout"))
+        if not elementwise:
+            return False
+        tensor = next((t for t in node.inputs if isinstance(t, gs.Variable) and t.inputs), node.inputs[0])
+    return False
+
+
+_CHANNELS_FIRST = {
+    "Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "MaxPool",
+    "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "LRN", "Resize", "Upsample", "DepthToSpace",
+    "SpaceToDepth",
+}  # fmt: skip
+
+
+# ----------------------------------------------------------------------- names
+
+
+def _named(source: SourceModel, text: str) -> Site:
+    name, layout = _split_layout(source, text)
+    tensors = source.graph.tensors()
+    for node in source.graph.nodes:
+        if node.name == name or any(tensor.name == name for tensor in node.outputs):
+            tensor = node.outputs[0] if node.name == name else tensors[name]
+            site = _at_activation(node, layout) if _is_activation(node) else _at_tensor(tensor, layout)
+            return _checked(site, tensor, layout)
+    if name in tensors and any(tensor.name == name for tensor in source.graph.inputs):
+        return _checked(_at_tensor(tensors[name], layout), tensors[name], layout)
+    near = difflib.get_close_matches(name, list(_candidates(source)), n=3)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "`gapa-onnx inspect MODEL` lists the names"
+    raise UserError(f"no node or tensor is called {name!r}", hint)
+
+
+def _split_layout(source: SourceModel, text: str) -> tuple[str, Layout | None]:
+    """`name:pooled` asks for a layout; a colon may also be part of the name."""
+    name, colon, suffix = text.rpartition(":")
+    if colon and text not in source.names and suffix in {layout.value for layout in Layout}:
+        return name, Layout(suffix)
+    return text, None
+
+
+def _checked(site: Site, tensor: gs.Tensor, asked: Layout | None) -> Site:
+    if not is_float(tensor.dtype):
+        raise UserError(f"{site.name!r} does not hold floating-point numbers", "name an activation or a float tensor")
+    if site.rank == 0:
+        raise UserError(f"{site.name!r} is a single number, not a vector of features", "name another tensor")
+    if asked is not None and asked is not site.layout:
+        raise UserError(
+            f"{site.name!r} cannot be queried as {asked.value!r}: it is not a map of known rank with channels first",
+            "leave the layout out, or use :flat on a tensor of known rank",
+        )
+    return site
+
+
+def _candidates(source: SourceModel) -> Iterator[str]:
+    for node in source.graph.nodes:
+        if node.name:
+            yield node.name
+        yield from (tensor.name for tensor in node.outputs)
+    yield from (tensor.name for tensor in source.graph.inputs)

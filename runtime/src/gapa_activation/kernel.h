@@ -1,0 +1,42 @@
+// The operator: validate at session load, then answer queries.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "gapa/ort_abi.h"
+#include "gapa_activation/index.h"
+#include "gapa_activation/parameters.h"
+#include "gapa_activation/schema.h"
+
+namespace gapa {
+
+/// One class for all four operators; they differ in their index only.
+///
+/// The answer to a query depends on that query and the index alone, bit for bit: not on the batch,
+/// the position in it, the number of threads or the optimisation level.
+class Kernel {
+ public:
+  /// Throws ModelError if a constant input is missing or corrupt.
+  Kernel(const ort::Api* api, const ort::KernelInfo* info, const OpSchema& schema);
+
+  void compute(ort::KernelContext* context) const;
+
+  const ort::Api* api() const { return api_; }
+  const char* name() const { return schema_.name; }
+
+ private:
+  Kernel(const ort::Api* api, const OpSchema& schema, const Parameters& parameters);
+  void answer(const float* queries, int64_t count, float* s, int64_t* neighbours) const;
+
+  const ort::Api* api_;
+  const OpSchema& schema_;
+  int64_t k_, dim_;
+  double length_scale_, jitter_;
+  std::unique_ptr<const Index> index_;
+};
+
+/// Shape of s where the query's is known; called by onnxruntime while it loads a graph.
+void infer_shapes(const ort::Api* api, ort::ShapeInferContext* context);
+
+}  // namespace gapa

@@ -1,0 +1,277 @@
+"""What every case of the rule table is checked against, with nothing of the rules trusted.
+
+    Jacobian      v_y = J² v, with J by central differences of the source node in float64
+    Monte Carlo   the sample variance of the source node under Gaussian inputs
+    properties    v ≥ 0, zero in is zero out, c² in is c² out
+
+The source node and the variance graph are both run by onnxruntime, in double where it has the
+kernels. Where it lacks one, J comes from ONNX's reference implementation in float64 and the
+variances are those of the float32 model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import onnxruntime.capi.onnxruntime_pybind11_state as ort_errors
+from onnx.reference import ReferenceEvaluator
+from rule_cases import Case, element_type
+
+from gapa_onnx.graph import Value, VarianceGraph
+from gapa_onnx.load import load
+from gapa_onnx.propagation import Propagation, propagate
+from gapa_onnx.rules import TABLE, Accuracy
+from gapa_onnx.rules.view import variance_dtype
+from gapa_onnx.sites import Layout, Site
+from gapa_onnx.splice import splice
+
+STEP = 1e-5
+#: Central differences in float64 err by STEP² |f'''| / 6 + ε |f| / STEP ≈ 1e-10 where f and its
+#: derivatives are of order 1; those of Tan, Atanh and Reciprocal reach some 1e3.
+TOLERANCE_DOUBLE = 1e-6
+#: The float32 variance itself errs by ε per operation, some tens of them, times the condition of
+#: terms such as 1 - y² (below 30 in the cases' ranges): 20 · 30 · 6e-8.
+TOLERANCE_SINGLE = 4e-5
+SMALL_STD = 2e-4  #: first order: the next term is smaller by SMALL_STD²; float32 noise by (ε/SMALL_STD)²
+STANDARD_ERRORS = 5
+
+Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays], list[np.ndarray]]
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+# ----------------------------------------------------------- one model with variances
+
+
+def propagate_inputs(model: onnx.ModelProto, uncertain: Sequence[str], *, cut: bool = False) -> Propagation:
+    """The variances of a model whose inputs are uncertain: that of `x` is read from `x/own`."""
+    source = load(model)
+    tensors = source.graph.tensors()
+    sites = [Site(name, name, name, None, Layout.ROWS, None) for name in uncertain]
+
+    def birth(graph: VarianceGraph, site: Site) -> Value:
+        return graph.tensor(f"{site.output}/own", variance_dtype(tensors[site.output].dtype))
+
+    return propagate(source, sites, birth, cut=cut)
+
+
+def add_variances(model: onnx.ModelProto, result: Propagation) -> tuple[onnx.ModelProto, list[str | None]]:
+    """The model with an input `x/own` per uncertain input x and an output `y_var` per uncertain
+    output, and for each output of the source the name of its variance."""
+    wanted: dict[str, Value] = {}
+    for output in model.graph.output:
+        var = result.variances.get(output.name)
+        if var is not None:
+            wanted[output.name] = result.graph.emit("Identity", var, names=(f"{output.name}_var",))
+    infos = [_like(output, wanted[output.name]) for output in model.graph.output if output.name in wanted]
+    spliced = splice(model, result.graph.to_proto(list(wanted.values())), infos)
+    own = [_like(x, result.variances[x.name]) for x in model.graph.input if x.name in result.variances]
+    spliced.graph.input.extend(own)
+    return spliced, [wanted[o.name].name if o.name in wanted else None for o in model.graph.output]
+
+
+def _like(info: onnx.ValueInfoProto, value: Value) -> onnx.ValueInfoProto:
+    """The declaration of a variance: shaped like its tensor, in its own name and type."""
+    declared = onnx.ValueInfoProto()
+    declared.CopyFrom(info)
+    declared.name = value.name
+    declared.type.tensor_type.elem_type = element_type(value.dtype)
+    return declared
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model of one case, and its variance graph."""
+
+    case: Case
+    dtype: type
+    model: onnx.ModelProto
+    spliced: onnx.ModelProto
+    variance_names: list[str | None]  #: of each output of the source
+    source: ort.InferenceSession
+    session: ort.InferenceSession
+
+    def run(self, feeds: Arrays) -> list[np.ndarray]:
+        """The outputs of the source node."""
+        return self.source.run(None, {n: np.asarray(a, self.dtype) for n, a in feeds.items()})
+
+    def outputs_and_variances(self, variances: Arrays) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        own_dtype = variance_dtype(self.dtype)
+        own = {f"{name}/own": var.astype(own_dtype) for name, var in variances.items()}
+        feeds = self.case.feeds(self.dtype) | own
+        names = [output.name for output in self.spliced.graph.output]
+        found = dict(zip(names, self.session.run(None, feeds)))
+        means = [found[output.name] for output in self.model.graph.output]
+        return means, [None if name is None else found[name] for name in self.variance_names]
+
+    def variances(self, variances: Arrays) -> list[np.ndarray | None]:
+        return self.outputs_and_variances(variances)[1]
+
+
+@functools.lru_cache(maxsize=None)
+def evaluation(case: Case, dtype: type, shapes: str = "static") -> Evaluation | None:
+    """None where onnxruntime has no kernel for this type."""
+    model = case.model(dtype, shapes)
+    source = _session_if_possible(model)
+    if source is None:
+        return None
+    result = propagate_inputs(model, case.uncertain)
+    assert not result.refused, result.refused
+    spliced, names = add_variances(model, result)
+    both = _session_if_possible(spliced) if dtype is np.float64 else session(spliced)
+    return None if both is None else Evaluation(case, dtype, model, spliced, names, source, both)
+
+
+def _session_if_possible(model: onnx.ModelProto) -> ort.InferenceSession | None:
+    """None where a kernel is missing, or where the operator itself does not know the type."""
+    try:
+        return session(model)
+    except (ort_errors.NotImplemented, ort_errors.InvalidGraph) as error:
+        if "NOT_IMPLEMENTED" in str(error) or "'tensor(double)'" in str(error):
+            return None
+        raise
+
+
+def best(case: Case) -> Evaluation:
+    """In double if onnxruntime can, else in float32."""
+    found = evaluation(case, np.float64) or evaluation(case, np.float32)
+    assert found is not None, "onnxruntime runs this case neither in double nor in float32"
+    return found
+
+
+def draw_variances(case: Case, std: float) -> Arrays:
+    """A variance for each element of each uncertain input, of the order of std²."""
+    rng = np.random.default_rng(len(case.id))
+    values = case.values()
+    return {name: std**2 * rng.uniform(0.5, 1.5, values[name].shape) for name in case.uncertain}
+
+
+# --------------------------------------------------------------------------- checks
+
+
+def check_jacobian(case: Case) -> None:
+    """J² v. Products of two uncertain tensors have a term v_a v_b besides, which is 1e-8 here."""
+    found = best(case)
+    exact = found.dtype is np.float64
+    run: Run = found.run if exact else functools.partial(ReferenceEvaluator(case.model(np.float64)).run, None)
+    variances = draw_variances(case, std=1e-4)
+    expected = squared_jacobian_product(run, case.feeds(np.float64), variances)
+    tolerance = TOLERANCE_DOUBLE if exact else TOLERANCE_SINGLE
+    for name, mean, var, wanted in zip(case.node.output, *found.outputs_and_variances(variances), expected):
+        if mean.dtype.kind != "f":
+            assert var is None, f"{name} is discrete but has a variance"
+            continue
+        assert var is not None, f"{name} has no variance"
+        assert var.shape == mean.shape
+        floor = 1e-12 * max(v.max() for v in variances.values())  # J errs by 1e-10: a zero is one to 1e-20
+        np.testing.assert_allclose(var, wanted, rtol=tolerance, atol=floor, err_msg=name)
+
+
+def squared_jacobian_product(run: Run, feeds: Arrays, variances: Arrays) -> list[np.ndarray]:
+    """Σ_j (∂y/∂x_j)² v_j for each output, by central differences."""
+    totals = [np.zeros(np.shape(y)) for y in run(feeds)]
+    for name, var in variances.items():
+        for position in np.ndindex(var.shape):
+            shifted = []
+            for step in (STEP, -STEP):
+                x = feeds[name].copy()
+                x[position] += step
+                shifted.append([np.asarray(y, np.float64) for y in run(feeds | {name: x})])
+            for total, upper, lower in zip(totals, *shifted):
+                total += ((upper - lower) / (2 * STEP)) ** 2 * var[position]
+    return totals
+
+
+def check_monte_carlo(case: Case, std: float, samples: int) -> None:
+    """The sample variance is that of the rule, within five standard errors of itself."""
+    found = best(case)
+    variances = draw_variances(case, std)
+    rng = np.random.default_rng(1)
+    feeds = case.feeds(np.float64)
+    drawn = {n: feeds[n] + rng.normal(size=(samples, *v.shape)) * np.sqrt(v) for n, v in variances.items()}
+    outputs = [found.run(feeds | {n: x[i] for n, x in drawn.items()}) for i in range(samples)]
+    for name, var, values in zip(case.node.output, found.variances(variances), zip(*outputs)):
+        if var is None:
+            continue
+        values = np.asarray(values, np.float64)  # (samples, …)
+        rounding = (4 * np.finfo(found.dtype).eps * np.abs(values).max()) ** 2
+        values = values - values[0]  # what is constant is exactly 0 from here on
+        squares = (values - values.mean(axis=0)) ** 2
+        estimate = squares.sum(axis=0) / (samples - 1)
+        error = squares.std(axis=0) / np.sqrt(samples)  # √((m₄ - m₂²) / n), whatever the distribution
+        off = np.abs(estimate - var) - rounding
+        assert np.all(off <= STANDARD_ERRORS * error), f"{name}: sampled {estimate}, rule {var}, error {error}"
+
+
+def is_exact(case: Case) -> bool:
+    """True where the rule holds for variances of any size."""
+    return TABLE["", case.op_type].accuracy is Accuracy.EXACT and not case.multiplies_itself
+
+
+def check_properties(case: Case) -> None:
+    found = evaluation(case, np.float32) or best(case)
+    variances = draw_variances(case, std=0.5)
+    one = found.variances(variances)
+    four = found.variances({name: 4 * v for name, v in variances.items()})
+    zero = found.variances({name: 0 * v for name, v in variances.items()})
+    for v, v4, v0 in zip(one, four, zero):
+        if v is None:
+            continue
+        assert v.dtype == variance_dtype(found.dtype) or case.op_type == "Cast"
+        assert np.all(np.isfinite(v)) and np.all(v >= 0)
+        assert np.all(v0 == 0)
+        if not case.is_product:
+            np.testing.assert_allclose(v4, 4 * v, rtol=1e-6)  # a power of 2: no rounding but in sums
+
+
+def check_graph(case: Case) -> None:
+    """A valid model; the source untouched in it; names that tell what belongs to what."""
+    found = evaluation(case, np.float32) or best(case)
+    onnx.checker.check_model(found.spliced, full_check=True)
+    source_nodes = len(found.model.graph.node)
+    assert list(found.spliced.graph.node[:source_nodes]) == list(found.model.graph.node)
+    means, _ = found.outputs_and_variances(draw_variances(case, std=1))
+    for mean, wanted in zip(means, found.run(case.feeds(found.dtype))):
+        np.testing.assert_array_equal(mean, wanted)
+    check_names(found.model, found.spliced)
+
+
+def check_names(model: onnx.ModelProto, spliced: onnx.ModelProto) -> None:
+    """Every added tensor is new, and is called `<source tensor>/var…`, `<output>_var` or a constant."""
+    source = {value.name for value in (*model.graph.input, *model.graph.initializer)}
+    source |= {name for node in model.graph.node for name in node.output}
+    added = [name for node in spliced.graph.node[len(model.graph.node) :] for name in node.output]
+    constants = [tensor.name for tensor in spliced.graph.initializer[len(model.graph.initializer) :]]
+    assert len(set(added + constants)) == len(added + constants)
+    assert not source & set(added + constants)
+    prefixes = tuple(f"{name}/var" for name in source)
+    outputs = {f"{value.name}_var" for value in model.graph.output}
+    for name in added:
+        assert name in outputs or name.startswith(prefixes), f"{name!r} does not tell what it belongs to"
+    for name in constants:
+        assert name.startswith("gapa/const/"), name
+
+
+def check_shapes(case: Case, shapes: str) -> str | None:
+    """The same variances where the shapes are not known; the reason where a rule needs the rank."""
+    model = case.model(np.float32, shapes)
+    result = propagate_inputs(model, case.uncertain)
+    if result.refused:
+        return result.refused[0].reason
+    known, other = evaluation(case, np.float32), evaluation(case, np.float32, shapes)
+    variances = draw_variances(case, std=1)
+    for var, wanted in zip(other.variances(variances), known.variances(variances)):
+        if wanted is not None:
+            np.testing.assert_allclose(var, wanted, rtol=1e-6)
+    return None
