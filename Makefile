@@ -13,10 +13,10 @@ demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/pytest
 
 quick: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/pytest -m "not slow"
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/calibration_memory.py

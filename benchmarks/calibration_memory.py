@@ -63,7 +63,9 @@ def measure(rows: int, inducing: str) -> dict:
         write_model(folder / "model.onnx")
         write_rows(folder / "rows.npy", rows)
         arguments = [str(folder / "model.onnx"), str(folder / "rows.npy"), str(folder / "out.onnx"), inducing]
-        done = subprocess.run([sys.executable, "-c", CONVERT, *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", CONVERT, *arguments], capture_output=True, text=True, check=True
+        )
     return {"rows": rows, "inducing": inducing, **json.loads(done.stdout.splitlines()[-1])}
 
 

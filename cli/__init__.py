@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+
 from gapa_onnx.cli.console import report
 from gapa_onnx.cli.convert import convert
 from gapa_onnx.cli.doctor import doctor
 from gapa_onnx.cli.inspect import inspect
 from gapa_onnx.cli.run import run
 from gapa_onnx.cli.verify import verify
-
 from gapa_onnx.errors import UserError
 
 PROGRAM = "gapa-onnx"
@@ -57,7 +57,8 @@ def _before_command(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Honest error bars for any trained ONNX model: one file, the same predictions, bit for bit."""

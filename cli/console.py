@@ -51,8 +51,11 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
     """A bar on stderr if that is a terminal: called with what is being done and how much of it is done."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    if not sys.stderr.isatty():
+        yield lambda text, done: None
+        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
 
         def advance(text: str, done: float) -> None:
@@ -62,13 +65,17 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
         yield advance
 
 
-def quiet_runtime(*, native: bool = True) -> None:
-    """Keep onnxruntime's own warnings off stderr; say once if the native library is missing."""
+def quiet_runtime() -> None:
+    """Keep onnxruntime's own warnings off stderr, and the library's about the portable function."""
     import onnxruntime
-
-    from gapa_onnx.runtime import library_path
 
     onnxruntime.set_default_logger_severity(3)
     warnings.filterwarnings("ignore", message=".*running the portable function", category=RuntimeWarning)
-    if native and library_path() is None:
+
+
+def say_if_portable() -> None:
+    """What that warning says, in our own form; a command calls it once."""
+    from gapa_onnx.runtime import library_path
+
+    if library_path() is None:
         note("the native library is missing: running the portable function, which is slower")

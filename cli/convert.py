@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from gapa_onnx.cli import options
-from gapa_onnx.cli.console import print_json, progress_bar, quiet_runtime, warn
 
+from gapa_onnx.cli import options
+from gapa_onnx.cli.console import print_json, progress_bar, quiet_runtime, say_if_portable, warn
 from gapa_onnx.errors import UserError
 from gapa_onnx.settings import Settings
 
+if TYPE_CHECKING:
+    from gapa_onnx.compiler import Conversion
+    from gapa_onnx.data import ImageOptions
+
 _DEFAULTS = Settings()
 _Out = Annotated[
-    Path | None, typer.Option("-o", "--out", metavar="OUT", help="Where to write; MODEL.gapa.onnx unless given.")
+    Path | None,
+    typer.Option("-o", "--out", metavar="OUT", help="Where to write; MODEL.gapa.onnx unless given."),
 ]
 
 
@@ -60,13 +65,14 @@ def convert(
         _refuse_beside_paper(context, "length_scale", "scale", "metric")
     images = options.image_options(image_mean, image_std)
     out = _output(model, out)
-    quiet_runtime(native=not dry_run)
+    quiet_runtime()
     if dry_run:
         return _rehearse(model, calib, out, settings, images, as_json)
     with progress_bar() as progress:
         conversion = compiler.convert(
             model, calib, out, settings=settings, paper=paper, images=images, progress=progress
         )
+    say_if_portable()
     return _show(conversion, calib, as_json)
 
 
@@ -83,15 +89,18 @@ def _output(model: Path, out: Path | None) -> Path:
 
     out = out or default_output(model)
     if out.exists() and model.exists() and out.samefile(model):
-        raise UserError(f"{out} is the source model, which would be overwritten", "choose another file with -o")
+        raise UserError(
+            f"{out} is the source model, which would be overwritten", "choose another file with -o"
+        )
     return out
 
 
-def _rehearse(model: Path, calib: str, out: Path, settings: Settings, images, as_json: bool) -> int:
+def _rehearse(
+    model: Path, calib: str, out: Path, settings: Settings, images: ImageOptions, as_json: bool
+) -> int:
     """Everything up to the first batch of data: whatever would stop a conversion early is found."""
-    from gapa_onnx.cli import render
-
     from gapa_onnx.analyse import analyse, require_convertible
+    from gapa_onnx.cli import records, render
     from gapa_onnx.compiler import writable
     from gapa_onnx.data import open_data
     from gapa_onnx.load import load
@@ -101,7 +110,7 @@ def _rehearse(model: Path, calib: str, out: Path, settings: Settings, images, as
     data = open_data(calib, plan.source.inputs, images)
     batch = next(data.batches(1))
     answer = {
-        **render.plan_record(plan),
+        **records.plan_record(plan),
         "data": {"description": data.description, "rows": data.rows},
         "output": str(out),
     }
@@ -113,18 +122,18 @@ def _rehearse(model: Path, calib: str, out: Path, settings: Settings, images, as
     return 0
 
 
-def _show(conversion, calib: str, as_json: bool) -> int:
-    from gapa_onnx.cli import render
-
+def _show(conversion: Conversion, calib: str, as_json: bool) -> int:
     from gapa_onnx import provenance
     from gapa_onnx.analyse import refusal_table
+    from gapa_onnx.cli import render
 
     record = provenance.read(conversion.model)
     failed = [check for check in conversion.checks if not check.passed]
-    if conversion.plan.refused:
+    refused = conversion.plan.refused
+    if refused:
         warn(
-            f"the variance is cut at {len(conversion.plan.refused)} node(s) without a rule; what leaves them counts "
-            f"as certain, so the variances of the outputs are too small:\n{refusal_table(conversion.plan.refused)}"
+            f"the variance is cut at {len(refused)} node(s) without a rule; what leaves them counts as "
+            f"certain, so the variances of the outputs are too small:\n{refusal_table(refused)}"
         )
     answer = {
         "output": str(conversion.path) if conversion.path else None,

@@ -15,17 +15,20 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+import onnx_graphsurgeon as gs
+
 from gapa_onnx.load import SourceModel
 from gapa_onnx.settings import Settings
 from gapa_onnx.sites import Layout, Site
 
+_DEFAULTS = Settings()
 _UNCOUNTED = {
-    "Attention", "ConvInteger", "DeformConv", "Einsum", "GRU", "If", "LSTM", "Loop", "MatMulInteger", "QLinearConv",
-    "QLinearMatMul", "RNN", "Scan",
+    "Attention", "ConvInteger", "DeformConv", "Einsum", "GRU", "If", "LSTM", "Loop", "MatMulInteger",
+    "QLinearConv", "QLinearMatMul", "RNN", "Scan",
 }  # fmt: skip
 
 
-def estimate(source: SourceModel, sites: Sequence[Site], settings: Settings = Settings()) -> dict[str, Any]:
+def estimate(source: SourceModel, sites: Sequence[Site], settings: Settings = _DEFAULTS) -> dict[str, Any]:
     """Multiply-adds per sample of the model and of the sites, and their ratio; None where unknown."""
     model = _model(source)
     added = [_site(source, site, settings) for site in sites]
@@ -73,7 +76,7 @@ def _model(source: SourceModel) -> int | None:
     return total
 
 
-def _gemm(node, data, weight, out) -> int | None:
+def _gemm(node: gs.Node, data: list, weight: list, out: list) -> int | None:
     return _product([*out[1:], data[0 if node.attrs.get("transA") else -1]])
 
 

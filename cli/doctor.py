@@ -6,9 +6,14 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gapa_onnx.cli import options
 from gapa_onnx.cli.console import print_json, quiet_runtime
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
 
 TOLERANCE = 1e-4  # relative, as in `verify`
 _CPU_FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
@@ -27,8 +32,15 @@ def doctor(as_json: options.Json = False) -> int:
     """Show versions and check the native library, onnxruntime and the CPU."""
     from gapa_onnx.cli import render
 
-    quiet_runtime(native=False)
-    findings = [*_versions(), _runtime(), _providers(), _cpu(), *_library(), _answer("portable function", None)]
+    quiet_runtime()
+    findings = [
+        *_versions(),
+        _runtime(),
+        _providers(),
+        _cpu(),
+        *_library(),
+        _answer("portable function", None),
+    ]
     passed = all(finding.passed is not False for finding in findings)
     if as_json:
         print_json({"passed": passed, "findings": [asdict(finding) for finding in findings]})
@@ -124,7 +136,7 @@ def _answer(name: str, library: Path | None) -> Finding:
     return Finding(name, bool(error <= TOLERANCE), f"relative error {error:.1e} on {len(queries)} queries")
 
 
-def _tiny_model():
+def _tiny_model() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """One flat operator over 20 points, with its body in standard operators; and its constants."""
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper

@@ -16,35 +16,47 @@ import typer
 
 COMMANDS = ("convert", "inspect", "verify", "run", "doctor")
 COLUMNS = 100
+_END = "--- end of help ---"
 
 
 def help_pages() -> str:
     """The page; the layout of help is typer's, so its version is part of it."""
+    program, *commands = _captured()
     parts = [
         f"<!-- written by `python -m gapa_onnx.cli.help_pages`, typer {typer.__version__} -->",
         "# The command line",
-        "Exit codes: 0 good, 1 a check failed, 2 usage error or something that is the user's to fix, 130 interrupt. "
-        "Errors go to stderr as `error: …` and `hint: …`.",
-        _block(),
+        "Exit codes: 0 good, 1 a check failed, 2 usage error or something that is the user's to fix, "
+        "130 interrupt. Errors go to stderr as `error: …` and `hint: …`.",
+        program,
     ]
-    for command in COMMANDS:
-        parts += [f"## gapa-onnx {command}", _block(command)]
+    for command, text in zip(COMMANDS, commands):
+        parts += [f"## gapa-onnx {command}", text]
     return "\n\n".join(parts) + "\n"
 
 
-def _block(*arguments: str) -> str:
+def _captured() -> list[str]:
+    """The help of the program and of each command, from a process of its own: typer asks the environment
+    for width and colours when it is imported."""
     width = str(COLUMNS)
-    # TERMINAL_WIDTH is typer's, COLUMNS rich's; GITHUB_ACTIONS and the like make typer force colours.
-    forced = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
-    environment = {name: value for name, value in os.environ.items() if name not in forced}
+    forcing = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
+    environment = {name: value for name, value in os.environ.items() if name not in forcing}
     environment |= {"TERMINAL_WIDTH": width, "COLUMNS": width, "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-m", "gapa_onnx.cli", *arguments, "--help"]
-    elsewhere = tempfile.gettempdir()  # for the reason above
+    calls = [["--help"], *([command, "--help"] for command in COMMANDS)]
+    script = f"from gapa_onnx.cli import main\nfor call in {calls}: main(call), print({_END!r})"
+    elsewhere = tempfile.gettempdir()  # see above
     text = subprocess.run(
-        command, env=environment, cwd=elsewhere, check=True, capture_output=True, encoding="utf-8"
+        [sys.executable, "-c", script],
+        env=environment,
+        cwd=elsewhere,
+        check=True,
+        capture_output=True,
+        encoding="utf-8",
     ).stdout
-    lines = [line.rstrip() for line in text.strip("\n").splitlines()]
-    return "\n".join(["```", *lines, "```"])
+    return [_block(part) for part in text.split(f"{_END}\n")[:-1]]
+
+
+def _block(text: str) -> str:
+    return "\n".join(["```", *(line.rstrip() for line in text.strip("\n").splitlines()), "```"])
 
 
 if __name__ == "__main__":

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gapa_onnx.cli import options
 from gapa_onnx.cli.console import print_json
-
 from gapa_onnx.errors import UserError
+
+if TYPE_CHECKING:
+    from gapa_onnx.load import SourceModel
 
 
 def inspect(model: options.Model, sites: options.Sites = "auto", as_json: options.Json = False) -> int:
     """Show a model's sites, operators and cost, or a converted file's provenance."""
-    from gapa_onnx.cli import render
-    from gapa_onnx.cli.models import read_model
-
     from gapa_onnx import provenance
+    from gapa_onnx.cli import records, render
+    from gapa_onnx.load import read_proto
 
-    proto = read_model(model)
+    proto = read_proto(model)
     record = provenance.read(proto)
     if record is not None:
-        answer = {"kind": "converted", "file": str(model), **render.ports_record(proto), "provenance": record}
+        answer = {
+            "kind": "converted",
+            "file": str(model),
+            **records.ports_record(proto),
+            "provenance": record,
+        }
         show = render.converted
     else:
         answer = {"kind": "source", "file": str(model), **_source_record(model, sites)}
@@ -34,9 +40,8 @@ def inspect(model: options.Model, sites: options.Sites = "auto", as_json: option
 
 
 def _source_record(path: Path, sites: str) -> dict[str, Any]:
-    from gapa_onnx.cli import cost, render
-
     from gapa_onnx.analyse import analyse, operator_table
+    from gapa_onnx.cli import cost, records
     from gapa_onnx.load import load
     from gapa_onnx.sites import find_sites
 
@@ -55,18 +60,18 @@ def _source_record(path: Path, sites: str) -> dict[str, Any]:
     return {
         "opset": source.opset,
         "sha256": source.sha256,
-        **render.ports_record(source.proto),
+        **records.ports_record(source.proto),
         "problem": problem,
         "asked": sites,
-        **(render.plan_record(plan) if plan else {"sites": [], "refused": []}),
-        "candidates": [render.site_record(site, source) for site in candidates],
+        **(records.plan_record(plan) if plan else {"sites": [], "refused": []}),
+        "candidates": [records.site_record(site, source) for site in candidates],
         "tensors": [] if candidates else _float_tensors(source),
         "operators": [{**vars(row), "nodes": list(row.nodes)} for row in operator_table(source)],
         "cost": cost.estimate(source, plan.sites if plan else ()),
     }
 
 
-def _float_tensors(source) -> list[str]:
+def _float_tensors(source: SourceModel) -> list[str]:
     """Where a site could be named, for a model without an obvious place."""
     from gapa_onnx.rules.view import is_float
 

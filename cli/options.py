@@ -24,23 +24,35 @@ Source = Annotated[Path, typer.Argument(metavar="SOURCE", help="The original ONN
 Converted = Annotated[Path, typer.Argument(metavar="OUT", help="The converted file.", show_default=False)]
 Calib = Annotated[
     str,
-    typer.Option("--calib", metavar="PATH", help=f"Data like those of the training: {_DATA_FORMS}.", show_default=False),
+    typer.Option(
+        "--calib", metavar="PATH", help=f"Data like those of the training: {_DATA_FORMS}.", show_default=False
+    ),
 ]
 Data = Annotated[
-    str, typer.Option("--data", metavar="PATH", help=f"What to feed the model: {_DATA_FORMS}.", show_default=False)
+    str,
+    typer.Option(
+        "--data", metavar="PATH", help=f"What to feed the model: {_DATA_FORMS}.", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-BatchSize = Annotated[int, typer.Option("--batch-size", metavar="N", help="Rows per run of the model.", min=1)]
+BatchSize = Annotated[
+    int, typer.Option("--batch-size", metavar="N", help="Rows per run of the model.", min=1)
+]
 
 ImageMean = Annotated[
     str | None,
     typer.Option(
-        "--image-mean", metavar="M,…", help="Subtract from pixels in 0 … 1, one or per channel.", rich_help_panel=_IMAGES
+        "--image-mean",
+        metavar="M,…",
+        help="Subtract from pixels in 0 … 1, one or per channel.",
+        rich_help_panel=_IMAGES,
     ),
 ]
 ImageStd = Annotated[
     str | None,
-    typer.Option("--image-std", metavar="S,…", help="Then divide by, one or per channel.", rich_help_panel=_IMAGES),
+    typer.Option(
+        "--image-std", metavar="S,…", help="Then divide by, one or per channel.", rich_help_panel=_IMAGES
+    ),
 ]
 
 # ---------------------------------------------------------------------- conversion
@@ -150,4 +162,6 @@ def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise UserError(f"{option} {text!r} is not a list of numbers", "for example 0.485,0.456,0.406") from error
+        raise UserError(
+            f"{option} {text!r} is not a list of numbers", "for example 0.485,0.456,0.406"
+        ) from error

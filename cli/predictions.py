@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gapa_onnx.cli.console import console
-from rich import box
-from rich.table import Table
 
+from gapa_onnx.cli.console import console
+from gapa_onnx.cli.render import new_table
 from gapa_onnx.errors import UserError
 
 HEAD = 10  # rows in the table
-MOST_COLUMNS = 6  # elements of one output in the table
+MOST_COLUMNS = 6  # elements of one output in the table, if the terminal is wide enough
+CELL_WIDTH = 18
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -36,7 +36,9 @@ class Predictions:
         rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
         for name, answer in zip(self.names, answers):
             if answer.ndim == 0 or answer.shape[0] != rows:
-                raise UserError(f"output {name!r} does not have one row per sample", "run the model from Python instead")
+                raise UserError(
+                    f"output {name!r} does not have one row per sample", "run the model from Python instead"
+                )
             if self.keep is None or self.rows < self.keep:
                 self._pieces[name].append(answer)
         for name, spread in self.spread.items():
@@ -52,7 +54,8 @@ class Predictions:
             except ValueError as error:
                 shapes = sorted({str(piece.shape[1:]) for piece in pieces})
                 raise UserError(
-                    f"output {name!r} has rows of different shapes: {', '.join(shapes[:3])}", "give data of one size"
+                    f"output {name!r} has rows of different shapes: {', '.join(shapes[:3])}",
+                    "give data of one size",
                 ) from error
         return whole
 
@@ -84,23 +87,26 @@ def show(predictions: Predictions) -> None:
     """The first rows, `value ± std` where there is a variance, and a line about all of them."""
     arrays = predictions.arrays()
     variances = set(predictions.variance_of.values())
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("row", justify="right")
+    means = [name for name in predictions.names if name not in variances]
+    out = console()
+    most = min(MOST_COLUMNS, max(1, out.width // CELL_WIDTH // max(1, len(means))))
+    table = new_table()
+    table.add_column("row", justify="right", no_wrap=True)
     columns, hidden = [], []
-    for name in predictions.names:
-        if name in variances:
-            continue
+    for name in means:
         values, labels = _flat(arrays[name]), _labels(name, arrays[name])
         std = _flat(arrays[predictions.variance_of[name]]) ** 0.5 if name in predictions.variance_of else None
-        for i, label in enumerate(labels[:MOST_COLUMNS]):
+        for i, label in enumerate(labels[:most]):
             table.add_column(label, justify="right", no_wrap=True)
             columns.append((values[:, i], None if std is None else std[:, i]))
-        if len(labels) > MOST_COLUMNS:
-            hidden.append(f"{name}: {len(labels) - MOST_COLUMNS} more element(s) per row; -o FILE writes all")
+        if len(labels) > most:
+            hidden.append(f"{name}: {len(labels) - most} more element(s) per row; -o FILE writes all")
     for row in range(len(arrays[predictions.names[0]]) if predictions.names else 0):
-        table.add_row(str(row), *(_cell(values[row], None if std is None else std[row]) for values, std in columns))
-    out = console()
+        table.add_row(
+            str(row), *(_cell(values[row], None if std is None else std[row]) for values, std in columns)
+        )
     out.print(table)
+    out.print()
     for line in hidden:
         out.print(line, soft_wrap=True)
     out.print(f"{predictions.rows} rows" + ("" if predictions.spread else "; no output has a variance"))
@@ -175,4 +181,8 @@ def _json_numbers(array: np.ndarray) -> list:
     return np.where(np.isfinite(array), array.astype(object), None).tolist()
 
 
-_WRITERS: dict[str, Callable[[Path, Arrays], None]] = {".npz": _write_npz, ".csv": _write_csv, ".json": _write_json}
+_WRITERS: dict[str, Callable[[Path, Arrays], None]] = {
+    ".npz": _write_npz,
+    ".csv": _write_csv,
+    ".json": _write_json,
+}

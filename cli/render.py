@@ -1,4 +1,4 @@
-"""Answers as records for `--json`, and the same records as text for people."""
+"""Answers as text for people, from the same records that `--json` prints."""
 
 from __future__ import annotations
 
@@ -6,60 +6,16 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gapa_onnx.cli.console import console
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from gapa_onnx.cli.console import console
+
 MOST_NODES = 3  # names shown in a cell
 MOST_TENSORS = 40
-
-# --------------------------------------------------------------------------- records
-
-
-def plan_record(plan) -> dict[str, Any]:
-    return {
-        "sites": [site_record(site, plan.source) for site in plan.sites],
-        "variance_outputs": list(plan.outputs),
-        "certain_outputs": list(plan.certain_outputs),
-        "refused": [vars(entry) for entry in plan.refused],
-    }
-
-
-def site_record(site, source) -> dict[str, Any]:
-    shape = source.graph.tensors()[site.query].shape
-    return {
-        "name": site.name,
-        "activation": site.activation,
-        "layout": site.layout.value,
-        "query": site.query,
-        "output": site.output,
-        "shape": None if shape is None else list(shape),
-    }
-
-
-def ports_record(proto) -> dict[str, Any]:
-    """Inputs that have to be fed, and outputs: name, type and shape."""
-    initializers = {tensor.name for tensor in proto.graph.initializer}
-    return {
-        "inputs": [_port(value) for value in proto.graph.input if value.name not in initializers],
-        "outputs": [_port(value) for value in proto.graph.output],
-    }
-
-
-def _port(value) -> dict[str, Any]:
-    import onnx
-
-    if not value.type.HasField("tensor_type"):
-        return {"name": value.name, "type": value.type.WhichOneof("value"), "shape": None}
-    tensor = value.type.tensor_type
-    shape = [d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim]
-    return {
-        "name": value.name,
-        "type": onnx.TensorProto.DataType.Name(tensor.elem_type).lower(),
-        "shape": shape if tensor.HasField("shape") else None,
-    }
-
+LONGEST_WHOLE = 18  # characters of a cell that a narrow terminal may not fold
+QUANTILES = ("0.05", "0.5", "0.95", "0.99", "0.999")  # those that fit on a line; --json has all
 
 # -------------------------------------------------------------------- whole answers
 
@@ -74,11 +30,12 @@ def conversion(answer: Mapping[str, Any], source: str, data: str, calib: str) ->
         ("data", f"{record['data']['rows']} rows of {data}, {_dropped(record['data']['dropped'])}"),
     )
     _fits(record["sites"])
+    _gap()
     _lines(*_variances(record["outputs"], answer["certain_outputs"]))
-    console().print()
+    _gap()
     checks(answer["checks"])
     if answer["output"]:
-        console().print()
+        _gap()
         command = f"gapa-onnx run {shlex.quote(answer['output'])} --data {shlex.quote(calib)}"
         _lines(("next", command))
 
@@ -89,12 +46,18 @@ def plan(answer: Mapping[str, Any], row_shapes: Mapping[str, tuple[int, ...]]) -
     fed = ", ".join(f"{name} {_shape(shape)}" for name, shape in row_shapes.items())
     _lines(
         ("would write", answer["output"]),
-        ("data", f"{'an unknown number of' if rows is None else rows} rows of {answer['data']['description']}"),
+        (
+            "data",
+            f"{'an unknown number of' if rows is None else rows} rows of {answer['data']['description']}",
+        ),
         ("one row", fed),
     )
     _sites("sites", answer["sites"])
     _refused(answer["refused"])
-    _lines(*_variances({name: f"{name}_var" for name in answer["variance_outputs"]}, answer["certain_outputs"]))
+    _gap()
+    _lines(
+        *_variances({name: f"{name}_var" for name in answer["variance_outputs"]}, answer["certain_outputs"])
+    )
 
 
 def source(answer: Mapping[str, Any]) -> None:
@@ -109,11 +72,19 @@ def source(answer: Mapping[str, Any]) -> None:
         _lines(("tensors", _some(answer["tensors"], MOST_TENSORS)))
     headings = ("Operator", "#Count", "Behaviour", "Accuracy", "Reason", "Nodes")
     rows = [
-        (row["operator"], str(row["count"]), row["behaviour"], row["accuracy"], row["reason"], _some(row["nodes"]))
+        (
+            row["operator"],
+            str(row["count"]),
+            row["behaviour"],
+            row["accuracy"],
+            row["reason"],
+            _some(row["nodes"]),
+        )
         for row in answer["operators"]
     ]
     _table("operators", headings, rows)
     _refused(answer["refused"])
+    _gap()
     _lines(*_cost(answer["cost"]))
 
 
@@ -123,18 +94,26 @@ def converted(answer: Mapping[str, Any]) -> None:
     origin = record["source"]
     _lines(
         ("model", f"{answer['file']}, converted by gapa-onnx {record['version']}"),
-        ("source", f"{origin['file'] or 'a model in memory'}, opset {origin['opset']}, sha256 {origin['sha256']}"),
+        (
+            "source",
+            f"{origin['file'] or 'a model in memory'}, opset {origin['opset']}, sha256 {origin['sha256']}",
+        ),
         *_ports(answer),
         ("data", f"{record['data']['rows']} rows, {_dropped(record['data']['dropped'])}"),
         ("settings", ", ".join(f"{name} {value}" for name, value in record["settings"].items())),
     )
     _fits(record["sites"])
-    quantiles = list(dict.fromkeys(q for site in record["sites"] for q in site["share_quantiles"]))
     rows = [
-        (site["name"], *(_number(site["share_quantiles"].get(q)) for q in quantiles)) for site in record["sites"]
+        (site["name"], *(_number(site["share_quantiles"].get(q)) for q in QUANTILES))
+        for site in record["sites"]
     ]
-    _table("quantiles of the unexplained share, leave-one-out on the data", ("Site", *("#" + q for q in quantiles)), rows)
+    _table(
+        "quantiles of the unexplained share, leave-one-out on the data",
+        ("Site", *("#" + q for q in QUANTILES)),
+        rows,
+    )
     _refused(record["cuts"], "cuts: what leaves these nodes counts as certain")
+    _gap()
     _lines(*_variances(record["outputs"], ()))
 
 
@@ -168,8 +147,18 @@ def _sites(title: str, sites: Sequence[Mapping[str, Any]]) -> None:
 
 def _fits(sites: Sequence[Mapping[str, Any]]) -> None:
     headings = (
-        "Site", "Activation", "Layout", "#M", "#d", "#K", "#Length scale", "#Scale", "Index", "#Recall", "#Share error",
-    )  # fmt: skip
+        "Site",
+        "Activation",
+        "Layout",
+        "#M",
+        "#d",
+        "#K",
+        "#Length",
+        "#Scale",
+        "Index",
+        "#Recall",
+        "#Error",
+    )
     rows = [
         (
             s["name"],
@@ -178,11 +167,12 @@ def _fits(sites: Sequence[Mapping[str, Any]]) -> None:
             *(str(s[name]) for name in ("points", "width", "k")),
             *(_number(s[name]) for name in ("length_scale", "scale")),
             s["index"],
-            *(_number(s[name]) for name in ("recall", "share_error")),
+            "" if s["recall"] is None else f"{s['recall']:.3f}",
+            f"{s['share_error']:.1g}",
         )
         for s in sites
     ]
-    _table("sites", headings, rows)
+    _table("sites; Error is the largest that the index makes in the share of variance", headings, rows)
 
 
 def _refused(entries: Sequence[Mapping[str, Any]], title: str = "no variance rule behind the sites") -> None:
@@ -195,7 +185,12 @@ def _refused(entries: Sequence[Mapping[str, Any]], title: str = "no variance rul
 
 def _ports(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
-        (kind, ", ".join(f"{port['name']} {port['type']} {_shape(port['shape'])}" for port in answer[f"{kind}s"]))
+        (
+            kind,
+            ", ".join(
+                f"{port['name']} {port['type']} {_shape(port['shape'])}" for port in answer[f"{kind}s"]
+            ),
+        )
         for kind in ("input", "output")
     ]
 
@@ -211,8 +206,9 @@ def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     ratio = "unknown" if cost["ratio"] is None else f"{cost['ratio']:.2f} times the model alone"
     return [
-        ("cost", f"multiply-adds per sample, an estimate: model {count(cost['model'])}, sites {count(cost['sites'])}"),
-        ("", f"together {ratio}; per query M·d to search, K²·d + K³/3 to solve, M = {cost['m']}, K = {cost['k']}"),
+        ("cost", "in multiply-adds per sample, an estimate"),
+        ("", f"model {count(cost['model'])}, sites {count(cost['sites'])}, together {ratio}"),
+        ("", f"per query M·d to search, K²·d + K³/3 to solve, with M = {cost['m']} and K = {cost['k']}"),
     ]
 
 
@@ -221,19 +217,30 @@ def _dropped(count: int) -> str:
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Nothing at all for no rows; a heading that starts with # is of numbers."""
+    """Nothing for no rows. A heading that starts with # is of numbers; only long text is ever folded."""
     if not rows:
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
+    table = new_table()
+    for heading, cells in zip(headings, zip(*rows)):
         number = heading.startswith("#")
-        table.add_column(heading.removeprefix("#"), justify="right" if number else "left", overflow="fold")
+        short = number or max(map(len, cells)) <= LONGEST_WHOLE
+        table.add_column(
+            heading.removeprefix("#"), justify="right" if number else "left", overflow="fold", no_wrap=short
+        )
     for row in rows:
         table.add_row(*row)
-    out = console()
-    out.print()
-    out.print(Text(title, "bold"))
-    out.print(table)
+    _gap()
+    console().print(Text(title, "bold"))
+    console().print(table)
+
+
+def _gap() -> None:
+    console().print()
+
+
+def new_table() -> Table:
+    """Two blanks between columns, a line under the headings."""
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
 
 
 def _lines(*lines: tuple[str, str]) -> None:
@@ -247,10 +254,16 @@ def _number(value: float | None) -> str:
 
 
 def _shape(shape: Sequence[int | str | None] | None) -> str:
-    return "?" if shape is None else "(" + ", ".join("?" if size is None else str(size) for size in shape) + ")"
+    return (
+        "?" if shape is None else "(" + ", ".join("?" if size is None else str(size) for size in shape) + ")"
+    )
 
 
 def _some(names: Sequence[str], most: int = MOST_NODES) -> str:
+    """The first names; fewer of them where the terminal is narrow and they are long."""
+    room = most * console().width // 6
+    while most > 1 and len(", ".join(names[:most])) > room:
+        most -= 1
     return ", ".join(names[:most]) + (f", … {len(names) - most} more" if len(names) > most else "")
 
 

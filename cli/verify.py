@@ -7,9 +7,9 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from gapa_onnx.cli import options
-from gapa_onnx.cli.console import print_json, quiet_runtime
 
+from gapa_onnx.cli import options
+from gapa_onnx.cli.console import print_json, quiet_runtime, say_if_portable
 from gapa_onnx.errors import UserError
 
 BATCH = 64
@@ -26,31 +26,41 @@ def verify(
     as_json: options.Json = False,
 ) -> int:
     """Check a converted file: outputs bit-equal, variances sound, native = portable = reference."""
-    from gapa_onnx.cli import render
-    from gapa_onnx.cli.models import read_model
-
     from gapa_onnx import provenance
+    from gapa_onnx.cli import render
     from gapa_onnx.data import open_data
-    from gapa_onnx.load import load
+    from gapa_onnx.load import load, read_proto
     from gapa_onnx.verify import Check
     from gapa_onnx.verify import verify as check_promises
 
     images = options.image_options(image_mean, image_std)
     quiet_runtime()
     original = load(source)
-    converted = read_model(out)
+    converted = read_proto(out)
     record = provenance.read(converted)
     if record is None:
-        raise UserError(f"{out} was not written by gapa-onnx", "give the source first, then the converted file")
+        raise UserError(
+            f"{out} was not written by gapa-onnx", "give the source first, then the converted file"
+        )
     batches = list(first_rows(open_data(data, original.inputs, images).batches(min(BATCH, rows)), rows))
+    say_if_portable()
     same = record["source"]["sha256"] == original.sha256
     checks = [
-        Check("converted from this source", same, "sha256 is the same" if same else "sha256 differs: another file"),
+        Check(
+            "converted from this source",
+            same,
+            "sha256 is the same" if same else "sha256 differs: another file",
+        ),
         *check_promises(original.proto, converted, batches),
     ]
     passed = all(check.passed for check in checks)
     if as_json:
-        answer = {"source": str(source), "converted": str(out), "rows": sum(map(count_rows, batches)), "passed": passed}
+        answer = {
+            "source": str(source),
+            "converted": str(out),
+            "rows": sum(map(count_rows, batches)),
+            "passed": passed,
+        }
         print_json({**answer, "checks": [vars(check) for check in checks]})
     else:
         render.checks([vars(check) for check in checks])

@@ -42,7 +42,9 @@ class Plan:
 def analyse(source: SourceModel, sites: str = "auto", *, cut: bool = False) -> Plan:
     """Choose the sites and rehearse the propagation with stand-ins for their variances."""
     chosen = find_sites(source, sites)
-    rehearsal = propagate(source, chosen, lambda graph, site: graph.tensor(f"{site.prefix}/own", "float32"), cut=cut)
+    rehearsal = propagate(
+        source, chosen, lambda graph, site: graph.tensor(f"{site.prefix}/own", "float32"), cut=cut
+    )
     floats = [tensor.name for tensor in source.outputs if is_float(tensor.dtype)]
     return Plan(
         source=source,
@@ -93,7 +95,9 @@ def operator_table(source: SourceModel) -> tuple[OperatorRow, ...]:
         elif isinstance(entry, Refusal):
             rows.append(OperatorRow(label, len(names), "refused", "", entry.reason, tuple(names)))
         else:
-            rows.append(OperatorRow(label, len(names), "rule", entry.accuracy.value, entry.formula, tuple(names)))
+            rows.append(
+                OperatorRow(label, len(names), "rule", entry.accuracy.value, entry.formula, tuple(names))
+            )
     return tuple(rows)
 
 

@@ -51,7 +51,9 @@ class SiteFit:
     jitter: float
     scale: float  #: τ
     prior_var: np.ndarray = field(repr=False)  #: c², in a shape that broadcasts against the tensor
-    whitening: tuple[np.ndarray, np.ndarray] | None = field(repr=False)  #: centre (d,) and map (d, r) of queries
+    whitening: tuple[np.ndarray, np.ndarray] | None = field(
+        repr=False
+    )  #: centre (d,) and map (d, r) of queries
     share_quantiles: dict[str, float] = field(repr=False)  #: of the leave-one-out share
     share_error: float  #: largest error of s that the index makes on held-out rows
     rows: int
@@ -67,7 +69,9 @@ class Calibration:
     description: str
 
 
-def calibrate(plan: Plan, data: DataSource, settings: Settings, progress: Progress = lambda text, done: None) -> Calibration:
+def calibrate(
+    plan: Plan, data: DataSource, settings: Settings, progress: Progress = lambda text, done: None
+) -> Calibration:
     """Run the source model over the data and fit each site."""
     collectors = [_Collector(site, settings, len(plan.sites)) for site in plan.sites]
     inputs = _InputSample(settings.seed) if settings.length_scale == "input" else None
@@ -84,7 +88,11 @@ def calibrate(plan: Plan, data: DataSource, settings: Settings, progress: Progre
 
 
 def _stream(
-    plan: Plan, data: DataSource, collectors: Sequence[_Collector], inputs: _InputSample | None, progress: Progress
+    plan: Plan,
+    data: DataSource,
+    collectors: Sequence[_Collector],
+    inputs: _InputSample | None,
+    progress: Progress,
 ) -> int:
     session, queries, maps = _exposing_session(plan.source, plan.sites)
     rows = 0
@@ -93,7 +101,8 @@ def _stream(
             answers = session.run([*queries, *maps], batch)
         except Exception as error:  # onnxruntime has no common base class for its errors
             raise UserError(
-                f"the model failed on the calibration data: {first_line(error)}", "check the shape and range of the data"
+                f"the model failed on the calibration data: {first_line(error)}",
+                "check the shape and range of the data",
             ) from error
         rows += _rows(batch)
         tensors = dict(zip([*queries, *maps], answers))
@@ -114,7 +123,9 @@ def _batch_size(source: SourceModel) -> int:
     return 256 if all(spec.shape is None or len(spec.shape) <= 2 for spec in source.inputs) else 32
 
 
-def _exposing_session(source: SourceModel, sites: Sequence[Site]) -> tuple[InferenceSession, list[str], list[str]]:
+def _exposing_session(
+    source: SourceModel, sites: Sequence[Site]
+) -> tuple[InferenceSession, list[str], list[str]]:
     """The source model with the queries of each site as outputs, and the maps that are pooled or flattened."""
     graph = VarianceGraph(source.opset, set(source.names))
     tensors = source.graph.tensors()
@@ -179,8 +190,12 @@ class _InputSample:
         self.sample: statistics.RowSample | None = None
 
     def add(self, batch: dict[str, np.ndarray]) -> None:
-        parts = [a.reshape(len(a), -1) for a in batch.values() if a.ndim and np.issubdtype(a.dtype, np.number)]
-        rows = np.concatenate([p for p in parts if len(p) == len(parts[0])], axis=1).astype(np.float32)  # (n, D)
+        parts = [
+            a.reshape(len(a), -1) for a in batch.values() if a.ndim and np.issubdtype(a.dtype, np.number)
+        ]
+        rows = np.concatenate([p for p in parts if len(p) == len(parts[0])], axis=1).astype(
+            np.float32
+        )  # (n, D)
         if self.sample is None:
             capacity = max(2, INPUT_SAMPLE_BYTES // (4 * rows.shape[1]))
             self.sample = statistics.RowSample(min(capacity, 20_000), rows.shape[1], self.seed)

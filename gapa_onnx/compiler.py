@@ -1,11 +1,11 @@
 """The product in one page: six steps from a trained model to the same model with error bars.
 
-    load       the ONNX file                                  -> SourceModel
-    analyse    where sites go, what the variance meets        -> Plan
-    calibrate  one pass over the data fits every site         -> Calibration
-    rewrite    the variance subgraph beside the source graph  -> Rewritten
-    emit       one file                                       -> ModelProto
-    verify     predictions bit-equal, variances sound         -> list[Check]
+load       the ONNX file                                  -> SourceModel
+analyse    where sites go, what the variance meets        -> Plan
+calibrate  one pass over the data fits every site         -> Calibration
+rewrite    the variance subgraph beside the source graph  -> Rewritten
+emit       one file                                       -> ModelProto
+verify     predictions bit-equal, variances sound         -> list[Check]
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def convert(
     out = None if out is None else writable(Path(out))
 
     source = load(model)
+    if out is not None and source.path is not None and out.resolve() == source.path.resolve():
+        raise UserError("the output would replace the source model", "choose another name with -o")
     plan = analyse(source, settings.sites, cut=settings.cut)
     require_convertible(plan, cut=settings.cut)
     data = open_data(calib, source.inputs, images)
@@ -100,7 +102,9 @@ def writable(path: Path) -> Path:
     """The path, if a file can be written there; found out before any work is done."""
     folder = path.parent
     if not folder.is_dir():
-        raise UserError(f"cannot write {path}: the folder {folder} does not exist", "create it, or choose another with -o")
+        raise UserError(
+            f"cannot write {path}: the folder {folder} does not exist", "create it, or choose another with -o"
+        )
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder", "give a file name with -o")
     if not os.access(folder, os.W_OK):

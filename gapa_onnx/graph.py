@@ -126,6 +126,7 @@ class VarianceGraph:
         self._counters: dict[str, int] = {}
         self._tensors: dict[str, gs.Tensor] = {}
         self._known: dict[tuple, tuple[Value, ...]] = {}
+        self._final: set[str] = set()
         self._scope = "gapa"
 
     # ------------------------------------------------------------------ values
@@ -139,13 +140,17 @@ class VarianceGraph:
     def constant(self, array: np.ndarray, name: str | None = None) -> Value:
         """An initializer. Unnamed ones are shared by value."""
         array = np.asarray(array)
-        key = ("constant", array.dtype.str, array.shape, array.tobytes()) if name is None else ("named", name)
+        if name is not None:
+            return self._initializer(array, name)
+        key = ("constant", array.dtype.str, array.shape, array.tobytes())
         if key not in self._known:
-            label = name or f"gapa/const/{_label(array)}"
-            unique = self.unique(label)
-            self._tensors[unique] = gs.Constant(unique, array)
-            self._known[key] = (Value(self, unique, array.dtype),)
+            self._known[key] = (self._initializer(array, f"gapa/const/{_label(array)}"),)
         return self._known[key][0]
+
+    def _initializer(self, array: np.ndarray, name: str) -> Value:
+        name = self.unique(name)
+        self._tensors[name] = gs.Constant(name, array)
+        return Value(self, name, array.dtype)
 
     def ints(self, *numbers: int) -> Value:
         """A constant 1-d int64 tensor: axes, shapes, …"""
@@ -175,16 +180,15 @@ class VarianceGraph:
         """Give an emitted value its final name; a value of the source graph, or one that has a
         final name already, keeps its own."""
         tensor = self._tensors[value.name]
-        emitted_here = value.name.startswith(self._scope + "/") and isinstance(tensor, gs.Variable)
-        if not emitted_here or not tensor.inputs:
+        if not tensor.inputs or value.name in self._final:
             return value
         del self._tensors[value.name]
         producer = tensor.inputs[0]
-        if producer.name == value.name:
-            producer.name = tensor.name = self.unique(name)
-        else:
-            tensor.name = self.unique(name)
+        tensor.name = self.unique(name)
+        if producer.outputs[0] is tensor:
+            producer.name = tensor.name
         self._tensors[tensor.name] = tensor
+        self._final.add(tensor.name)
         value.name = tensor.name  # the value object is shared by `_known`, which stays right
         return value
 
@@ -205,9 +209,14 @@ class VarianceGraph:
         The output has the first input's type unless `dtype` says otherwise, and the next number of
         the scope for its name unless `names` gives them; a named node is never shared.
         """
-        key = (domain, op_type, tuple(i.name if i else "" for i in inputs), outputs, names, repr(sorted(attrs.items())))
+        read = tuple(i.name if i else "" for i in inputs)
+        key = (domain, op_type, read, outputs, tuple(names or ()), repr(sorted(attrs.items())))
         if key not in self._known:
-            names = [self._next_name() for _ in range(outputs)] if names is None else [self.unique(n) for n in names]
+            names = (
+                [self._next_name() for _ in range(outputs)]
+                if names is None
+                else [self.unique(n) for n in names]
+            )
             result_dtype = dtype if dtype is not None else next(i for i in inputs if i is not None).dtype
             variables = [gs.Variable(name) for name in names]
             self._tensors.update(zip(names, variables))
@@ -226,7 +235,9 @@ class VarianceGraph:
     def cast(self, value: Value, dtype: np.dtype) -> Value:
         if value.dtype == np.dtype(dtype):
             return value
-        return self.emit("Cast", value, to=int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))), dtype=dtype)
+        return self.emit(
+            "Cast", value, to=int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))), dtype=dtype
+        )
 
     def mask(self, comparison: str, a: Value, b: Value) -> Value:
         return self.cast(self.emit(comparison, a, b, dtype=np.bool_), a.dtype)
@@ -255,7 +266,7 @@ class VarianceGraph:
         """Broadcast to the shape of another tensor."""
         if self.opset >= 8:
             return self.emit("Expand", value, self.shape(like))
-        return value + (like - like)
+        return value + self.zeros(self.cast(like, value.dtype))
 
     def at_most(self, value: Value, bound: float) -> Value:
         """min(value, bound); a NaN stays one."""
@@ -268,7 +279,7 @@ class VarianceGraph:
         if self.opset >= 9:
             zero = gs.Constant("value", np.zeros(1, like.dtype))
             return self.emit("ConstantOfShape", self.shape(like), value=zero, dtype=like.dtype)
-        return like - like
+        return self.mask("Greater", like, like)
 
     # ------------------------------------------------------------------ export
 

@@ -46,14 +46,16 @@ def load(model: str | Path | onnx.ModelProto) -> SourceModel:
     Raises UserError for what is not a model that onnxruntime could run.
     """
     path = None if isinstance(model, onnx.ModelProto) else Path(model)
-    proto = model if path is None else _read(path)
+    proto = model if path is None else read_proto(path)
     if not proto.graph.node:
         raise UserError(f"{_name(path)} has no nodes", "give a trained model in ONNX format")
     if any(entry.key == METADATA_KEY for entry in proto.metadata_props):
         raise UserError(
             f"{_name(path)} was converted by gapa-onnx already", "give convert the original model instead"
         )
-    opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=None)
+    opset = max(
+        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=None
+    )
     if opset is None:
         raise UserError(
             f"{_name(path)} imports no version of the ONNX operators",
@@ -84,7 +86,7 @@ def _name(path: Path | None) -> str:
     return str(path) if path else "the model"
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def read_proto(path: Path) -> onnx.ModelProto:
     if path.is_dir():
         raise UserError(f"{path} is a folder", "give the .onnx file inside it")
     if not path.exists():
@@ -92,9 +94,13 @@ def _read(path: Path) -> onnx.ModelProto:
     try:
         proto = onnx.load(path)
     except (DecodeError, ValueError) as error:
-        raise UserError(f"{path} is not an ONNX file, or it is cut short", "export the model again") from error
+        raise UserError(
+            f"{path} is not an ONNX file, or it is cut short", "export the model again"
+        ) from error
     except (FileNotFoundError, onnx.checker.ValidationError) as error:
-        raise UserError(f"the external data of {path} cannot be read: {error}", "keep them beside the model") from error
+        raise UserError(
+            f"the external data of {path} cannot be read: {error}", "keep them beside the model"
+        ) from error
     if not proto.HasField("graph"):
         raise UserError(f"{path} is not an ONNX file, or it is cut short", "export the model again")
     return proto
@@ -129,7 +135,9 @@ def _inputs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:
             shape = tuple(
                 d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
             )
-        specs.append(InputSpec(info.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)), shape))
+        specs.append(
+            InputSpec(info.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)), shape)
+        )
     return tuple(specs)
 
 

@@ -94,7 +94,9 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
             centre, directions = fit.whitening
             query = query - graph.constant(centre, f"{prefix}/centre")
             query = graph.emit("MatMul", query, graph.constant(directions, f"{prefix}/whitening"))
-        constants = [graph.constant(parameters[port.name], f"{prefix}/{port.name}") for port in schema.constants]
+        constants = [
+            graph.constant(parameters[port.name], f"{prefix}/{port.name}") for port in schema.constants
+        ]
         # A call of a function lists all its outputs, also the one that nobody reads.
         names = (f"{prefix}/share", f"{prefix}/neighbours")
         share, _ = graph.emit(schema.name, query, *constants, domain=DOMAIN, names=names)

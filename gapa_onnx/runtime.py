@@ -37,8 +37,25 @@ def runtime_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def register(options: ort.SessionOptions) -> bool:
+    """Register the native library, where there is one for this onnxruntime; False if not."""
+    library = library_path()
+    if library is None or runtime_version() < OLDEST_RUNTIME:
+        return False
+    try:
+        options.register_custom_ops_library(str(library))
+    except Exception as error:  # onnxruntime has no common base class for its errors
+        raise UserError(
+            f"the native library {library} does not load: {first_line(error)}",
+            "`gapa-onnx doctor` tells more; set GAPA_ONNX_LIBRARY to nothing to go without it",
+        ) from error
+    return True
+
+
 def session(
-    path: str | os.PathLike | bytes, options: ort.SessionOptions | None = None, providers: list[str] | None = None
+    path: str | os.PathLike | bytes,
+    options: ort.SessionOptions | None = None,
+    providers: list[str] | None = None,
 ) -> ort.InferenceSession:
     """An onnxruntime session with the native library registered, where there is one.
 
@@ -46,20 +63,18 @@ def session(
     """
     global _said_portable
     options = options or ort.SessionOptions()
-    library = library_path()
-    if library is not None and runtime_version() >= OLDEST_RUNTIME:
-        options.register_custom_ops_library(str(library))
-    elif not _said_portable:
+    if not register(options) and not _said_portable:
         _said_portable = True
-        reason = "the native library is missing" if library is None else f"onnxruntime {ort.__version__} is too old for it"
-        warnings.warn(f"{reason}: running the portable function, which is slower", RuntimeWarning, stacklevel=2)
+        old = f"onnxruntime {ort.__version__} is too old for the native library"
+        reason = "the native library is missing" if library_path() is None else old
+        warnings.warn(
+            f"{reason}: running the portable function, which is slower", RuntimeWarning, stacklevel=2
+        )
     source = path if isinstance(path, bytes) else os.fspath(path)
     return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
 
 
-def session_options(
-    *, optimise: bool = True, threads: int = 0, quiet: bool = True
-) -> ort.SessionOptions:
+def session_options(*, optimise: bool = True, threads: int = 0, quiet: bool = True) -> ort.SessionOptions:
     """Options for our own runs; `optimise` off means no graph optimisation at all."""
     options = ort.SessionOptions()
     level = ort.GraphOptimizationLevel
@@ -69,21 +84,26 @@ def session_options(
     return options
 
 
-def open_session(model: onnx.ModelProto, label: str, options: ort.SessionOptions | None = None) -> ort.InferenceSession:
+def open_session(
+    model: onnx.ModelProto, label: str, options: ort.SessionOptions | None = None
+) -> ort.InferenceSession:
     """A plain session of a model in memory; one that onnxruntime refuses is the user's to fix."""
     options = options or session_options()
     try:
         if model.ByteSize() < LARGEST_PROTO:
-            return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            return ort.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
         with tempfile.TemporaryDirectory(prefix="gapa-onnx-") as folder:
             path = Path(folder) / "model.onnx"
             onnx.save_model(model, path, save_as_external_data=True, location="model.data")
             return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has no common base class for its errors
-        raise UserError(f"onnxruntime cannot load {label}: {first_line(error)}", "check that the model runs by itself") from error
+        message = f"onnxruntime cannot load {label}: {first_line(error)}"
+        raise UserError(message, "check that the model runs by itself") from error
 
 
 def first_line(error: BaseException) -> str:
     """The first sentence of an onnxruntime error, without its code."""
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return text.split(" : ", 2)[-1] if text.startswith("[ONNXRuntimeError]") else text
+    return text.split(" : ", 3)[-1] if text.startswith("[ONNXRuntimeError]") else text

@@ -37,10 +37,14 @@ class Settings:
             if number < 1:
                 raise UserError(f"{option} is {number}; it must be at least 1")
         if self.inducing != "all" and self.k > self.m:
-            raise UserError(f"--k {self.k} is more than --m {self.m}", "use fewer neighbours than inducing points")
+            raise UserError(
+                f"--k {self.k} is more than --m {self.m}", "use fewer neighbours than inducing points"
+            )
         if not 0 < self.jitter < 1:
             raise UserError(f"--jitter is {self.jitter}; it must be between 0 and 1", "the default is 1e-6")
-        object.__setattr__(self, "length_scale", _word_or_number("--length-scale", self.length_scale, ("site", "input")))
+        object.__setattr__(
+            self, "length_scale", _word_or_number("--length-scale", self.length_scale, ("site", "input"))
+        )
         object.__setattr__(self, "scale", _word_or_number("--scale", self.scale, ("loo", "none")))
 
     def as_in_paper(self) -> Settings:

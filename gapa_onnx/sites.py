@@ -91,7 +91,8 @@ def find_sites(source: SourceModel, spec: str) -> tuple[Site, ...]:
             raise UserError("no site is named", "give --sites auto, last, all or names separated by commas")
     if not sites:
         raise UserError(
-            f"{source.label} has no linear layer with constant weights, so no place for a site is obvious",
+            f"no floating-point output of {source.label} comes from a linear layer with constant weights, "
+            "so no place for a site is obvious",
             "name one with --sites; `gapa-onnx inspect MODEL` lists the tensors",
         )
     return tuple({site.output: site for site in sites}.values())
@@ -201,7 +202,9 @@ def _at_tensor(tensor: gs.Tensor, map_layout: Layout | None) -> Site:
     return _site(tensor.name, tensor, tensor, None, map_layout)
 
 
-def _site(name: str, query: gs.Tensor, output: gs.Tensor, activation: str | None, map_layout: Layout | None) -> Site:
+def _site(
+    name: str, query: gs.Tensor, output: gs.Tensor, activation: str | None, map_layout: Layout | None
+) -> Site:
     """`map_layout` is for tensors of more than two axes; None takes each position by itself."""
     rank = None if query.shape is None else len(query.shape)
     layout = Layout.ROWS
@@ -220,7 +223,9 @@ def _channels_first(tensor: gs.Tensor) -> bool:
         if node.op in _CHANNELS_FIRST:
             return True
         rule = behaviour(node.domain, node.op)
-        elementwise = isinstance(rule, Rule) and (rule.activation or node.op in ("Add", "Sub", "Mul", "Div", "Dropout"))
+        elementwise = isinstance(rule, Rule) and (
+            rule.activation or node.op in ("Add", "Sub", "Mul", "Div", "Dropout")
+        )
         if not elementwise:
             return False
         tensor = next((t for t in node.inputs if isinstance(t, gs.Variable) and t.inputs), node.inputs[0])
@@ -247,8 +252,12 @@ def _named(source: SourceModel, text: str) -> Site:
             return _checked(site, tensor, layout)
     if name in tensors and any(tensor.name == name for tensor in source.graph.inputs):
         return _checked(_at_tensor(tensors[name], layout), tensors[name], layout)
-    near = difflib.get_close_matches(name, list(_candidates(source)), n=3)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "`gapa-onnx inspect MODEL` lists the names"
+    near = difflib.get_close_matches(name, list(_candidates(source)), n=3, cutoff=0.5)
+    hint = (
+        f"did you mean {' or '.join(map(repr, near))}?"
+        if near
+        else "`gapa-onnx inspect MODEL` lists the names"
+    )
     raise UserError(f"no node or tensor is called {name!r}", hint)
 
 
@@ -262,7 +271,9 @@ def _split_layout(source: SourceModel, text: str) -> tuple[str, Layout | None]:
 
 def _checked(site: Site, tensor: gs.Tensor, asked: Layout | None) -> Site:
     if not is_float(tensor.dtype):
-        raise UserError(f"{site.name!r} does not hold floating-point numbers", "name an activation or a float tensor")
+        raise UserError(
+            f"{site.name!r} does not hold floating-point numbers", "name an activation or a float tensor"
+        )
     if site.rank == 0:
         raise UserError(f"{site.name!r} is a single number, not a vector of features", "name another tensor")
     if asked is not None and asked is not site.layout:

@@ -18,9 +18,11 @@ from gapa_onnx import provenance
 from gapa_onnx.errors import UserError
 from gapa_onnx.op import reference
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
-from gapa_onnx.runtime import library_path, open_session, session_options
+from gapa_onnx.runtime import library_path, open_session, register, session_options
 
-SHARE_TOLERANCE = 1e-4  # relative, where s > SMALLEST_SHARE: single precision of the answer, and its conditioning
+SHARE_TOLERANCE = (
+    1e-4  # relative, where s > SMALLEST_SHARE: single precision of the answer, and its conditioning
+)
 SMALLEST_SHARE = 1e-6
 
 Batch = dict[str, np.ndarray]
@@ -39,7 +41,9 @@ def verify(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Iterabl
     """Check a converted model against its source on some batches of inputs."""
     record = provenance.read(converted)
     if record is None:
-        raise UserError("the second file was not written by gapa-onnx", "give the source first, then the converted file")
+        raise UserError(
+            "the second file was not written by gapa-onnx", "give the source first, then the converted file"
+        )
     batches = list(batches)
     return [
         *_same_outputs(source, converted, batches),
@@ -48,7 +52,9 @@ def verify(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Iterabl
     ]
 
 
-def _same_outputs(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Sequence[Batch]) -> list[Check]:
+def _same_outputs(
+    source: onnx.ModelProto, converted: onnx.ModelProto, batches: Sequence[Batch]
+) -> list[Check]:
     names = [output.name for output in source.graph.output]
     if names != [output.name for output in converted.graph.output][: len(names)]:
         return [Check("source outputs come first, in order", False, f"expected {', '.join(names)}")]
@@ -136,7 +142,9 @@ def _shares(
     }
 
 
-def _reference_shares(converted: onnx.ModelProto, node: onnx.NodeProto, queries: np.ndarray) -> tuple[np.ndarray, bool]:
+def _reference_shares(
+    converted: onnx.ModelProto, node: onnx.NodeProto, queries: np.ndarray
+) -> tuple[np.ndarray, bool]:
     """The float64 shares, and whether the native search reaches the same neighbours."""
     schema = next(schema for schema in SCHEMAS.values() if schema.name == node.op_type)
     wanted = dict(zip(node.input[1:], (port.name for port in schema.constants)))
@@ -154,12 +162,14 @@ def _agree(name: str, share: np.ndarray, exact: np.ndarray) -> Check:
     error = np.abs(share[counted] - exact[counted]) / exact[counted]
     worst = float(error.max(initial=0.0))
     same_nans = bool((np.isnan(share) == np.isnan(exact)).all())
-    return Check(name, worst <= SHARE_TOLERANCE and same_nans, f"{len(exact)} queries, relative error ≤ {worst:.1e}")
+    return Check(
+        name, worst <= SHARE_TOLERANCE and same_nans, f"{len(exact)} queries, relative error ≤ {worst:.1e}"
+    )
 
 
 def _session(model: onnx.ModelProto, *, optimise: bool = True, native: bool = True) -> InferenceSession:
     options = session_options(optimise=optimise)
-    if native and library_path():
-        options.register_custom_ops_library(str(library_path()))
+    if native:
+        register(options)
     set_seed(0)  # for models with random operators: the same draws before and after
     return open_session(model, "the model", options)

@@ -1,4 +1,4 @@
-"""The command line as people meet it: answers, exit codes, errors without a trace, and nothing half-written."""
+"""The command line as people meet it: answers, exit codes, errors without a trace, nothing half-written."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_convert_summary(capsys, folder):
     assert "Traceback" not in err and "error" not in err
     written = folder / "digits.gapa.onnx"
     assert sorted(folder.iterdir()) == [written, model]
-    assert re.search(r"tanh2\s+Tanh\s+rows\s+100\s+64\s+50\s+16\.05\s+10\.67\s+flat\s+1\s+0", out)
+    assert re.search(r"tanh2\s+Tanh\s+rows\s+100\s+64\s+50\s+16\.05\s+10\.67\s+flat\s+1\.000\s+0", out)
     assert "1347 rows" in out and "none dropped" in out
     assert "logits_var" in out
-    assert "FAIL" not in out and out.count("pass  ") == (5 if NATIVE else 5)
+    assert "FAIL" not in out and out.count("pass  ") == 5
     assert f"gapa-onnx run {written} --data {CALIB}" in out
     assert "\x1b" not in out + err  # no colours where there is no terminal
 
@@ -74,8 +74,8 @@ def test_convert_summary(capsys, folder):
 def test_convert_json_describes_the_file(capsys, folder):
     out = folder / "a.onnx"
     code, text, _ = call(
-        capsys, "convert", MODEL, "--calib", CALIB, "-o", out, "--m", 100, "--k", 10, "--scale", 2, "--length-scale", "7.5",
-        "--inducing", "random", "--metric", "whitened", "--seed", 3, "--json",
+        capsys, "convert", MODEL, "--calib", CALIB, "-o", out, "--m", 100, "--k", 10, "--scale", 2,
+        "--length-scale", "7.5", "--inducing", "random", "--metric", "whitened", "--seed", 3, "--json",
     )  # fmt: skip
     answer = json.loads(text)
     assert code == 0
@@ -106,7 +106,9 @@ def test_paper_sets_its_choices_and_refuses_others(capsys, folder):
 
 def test_dry_run_writes_nothing(capsys, folder):
     out = folder / "a.onnx"
-    code, text, _ = call(capsys, "convert", MODEL, "--calib", CALIB, "-o", out, "--dry-run", "--sites", "all", "--json")
+    code, text, _ = call(
+        capsys, "convert", MODEL, "--calib", CALIB, "-o", out, "--dry-run", "--sites", "all", "--json"
+    )
     plan = json.loads(text)
     assert code == 0
     assert [site["name"] for site in plan["sites"]] == ["tanh1", "tanh2"]
@@ -133,7 +135,18 @@ def test_failed_check_writes_nothing(capsys, folder, monkeypatch):
     from gapa_onnx.verify import Check
 
     monkeypatch.setattr(compiler, "verify", lambda *_: [Check("a promise", False, "broken on purpose")])
-    arguments = ("convert", MODEL, "--calib", CALIB, "-o", folder / "a.onnx", "--m", 100)
+    arguments = (
+        "convert",
+        MODEL,
+        "--calib",
+        CALIB,
+        "-o",
+        folder / "a.onnx",
+        "--inducing",
+        "random",
+        "--k",
+        10,
+    )
     code, text, _ = call(capsys, *arguments)
     assert code == 1
     assert re.search(r"FAIL\s+a promise\s+broken on purpose", text) and "nothing was written" in text
@@ -149,7 +162,9 @@ def test_cut_is_said_loudly(capsys, folder):
     code, _, err = call(capsys, "convert", model, "--calib", data, "-o", out, *options)
     assert code == 2 and "CDist" in err and "--on-unsupported cut" in err
     assert not out.exists()
-    code, text, err = call(capsys, "convert", model, "--calib", data, "-o", out, *options, "--on-unsupported", "cut")
+    code, text, err = call(
+        capsys, "convert", model, "--calib", data, "-o", out, *options, "--on-unsupported", "cut"
+    )
     assert code == 0 and out.exists()
     assert "warning: the variance is cut at 1 node(s)" in err and "CDist" in err
     assert "y_var, the variance of y" in text
@@ -163,14 +178,15 @@ def test_rows_with_nan_are_counted_and_said(capsys, folder):
     pixels[[700, 701, 900]] = np.nan
     pixels[1000, 5] = np.inf
     np.savez(folder / "nan.npz", pixels=pixels)
-    code, text, _ = call(capsys, "convert", MODEL, "--calib", folder / "nan.npz", "-o", folder / "a.onnx", "--m", 100)
+    code, text, _ = call(
+        capsys, "convert", MODEL, "--calib", folder / "nan.npz", "-o", folder / "a.onnx", "--m", 100
+    )
     assert code == 0
     # an infinite pixel is not an infinite pre-activation behind a tanh: it may be dropped or not
     assert re.search(r"1347 rows of .*, [34] dropped at the sites for NaN or infinity", text)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_converting_with_images_takes_mean_and_std(capsys, folder, seed):
+def test_converting_with_images_takes_mean_and_std(capsys, folder):
     Image = pytest.importorskip("PIL.Image")
     model = ROOT / "models" / "digits_cnn.onnx"
     with np.load(ROOT / "models" / "digits_cnn_calibration.npz") as file:
@@ -178,13 +194,23 @@ def test_converting_with_images_takes_mean_and_std(capsys, folder, seed):
     (folder / "images").mkdir()
     for number, image in enumerate(images):
         Image.fromarray((image[0] * 255).astype(np.uint8)).save(folder / "images" / f"{number:03}.png")
-    arguments = ("convert", model, "--calib", folder / "images", "-o", folder / "a.onnx", "--k", 20, "--m", 40)
-    code, text, _ = call(capsys, *arguments, "--seed", seed, "--image-mean", "0.5", "--image-std", "0.25", "--json")
+    arguments = (
+        "convert",
+        model,
+        "--calib",
+        folder / "images",
+        "-o",
+        folder / "a.onnx",
+        "--k",
+        20,
+        "--m",
+        40,
+    )
+    code, text, _ = call(capsys, *arguments, "--image-mean", "0.5", "--image-std", "0.25", "--json")
     assert code == 0 and json.loads(text)["provenance"]["data"]["rows"] == 80
-    if seed == 0:
-        for option, value in (("--image-mean", "a,b"), ("--image-std", "0"), ("--image-std", "1,-1,1")):
-            code, _, err = call(capsys, *arguments, option, value)
-            assert code == 2 and f"error: {option}" in err and "hint: " in err
+    for option, value in (("--image-mean", "a,b"), ("--image-std", "0"), ("--image-std", "1,-1,1")):
+        code, _, err = call(capsys, *arguments, option, value)
+        assert code == 2 and f"error: {option}" in err and "hint: " in err
 
 
 # ---------------------------------------------------------------------- other commands
@@ -209,7 +235,9 @@ def test_inspect_json_and_cost(capsys):
     convolutions = 8 * 8 * 16 * 9 + 4 * 4 * 32 * 16 * 9
     assert answer["cost"]["model"] == convolutions + 512 * 64 + 64 * 10
     assert answer["cost"]["sites"] == 1000 * 64 + 50 * 50 * 64 + 50**3 // 3
-    _, text, _ = call(capsys, "inspect", ROOT / "models" / "digits_cnn.onnx", "--sites", "relu1:positions", "--json")
+    _, text, _ = call(
+        capsys, "inspect", ROOT / "models" / "digits_cnn.onnx", "--sites", "relu1:positions", "--json"
+    )
     assert json.loads(text)["cost"]["sites"] == 8 * 8 * (1000 * 16 + 50 * 50 * 16 + 50**3 // 3)
 
 
@@ -220,7 +248,7 @@ def test_inspect_shows_refusals_and_models_without_sites(capsys, folder):
     assert "model unknown" in text  # its cost
     code, text, _ = call(capsys, "inspect", save(folder / "n.onnx", NO_LAYER))
     assert code == 0
-    assert "has no linear layer" in text and "difference" in text
+    assert "comes from a linear layer" in text and "difference" in text
 
 
 def test_inspect_converted(capsys, converted):
@@ -288,7 +316,9 @@ def test_run_writes_what_a_session_computes(capsys, converted, folder):
     with open(folder / "p.csv", newline="") as file:
         heading, *lines = csv.reader(file)
     assert heading == [f"{name}[{i}]" for name in ("logits", "logits_var") for i in range(10)]
-    assert np.array_equal(np.array(lines, np.float32), np.concatenate(exact, axis=1))  # the text holds every bit
+    assert np.array_equal(
+        np.array(lines, np.float32), np.concatenate(exact, axis=1)
+    )  # the text holds every bit
     assert len(list(folder.iterdir())) == 3
 
 
@@ -328,7 +358,9 @@ def test_missing_library_is_said_once(converted, folder):
     command = [sys.executable, "-m", "gapa_onnx.cli", "run", converted, "--data", HELDOUT]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0
-    assert done.stderr == "note: the native library is missing: running the portable function, which is slower\n"
+    assert (
+        done.stderr == "note: the native library is missing: running the portable function, which is slower\n"
+    )
 
 
 # -------------------------------------------------------------------------- bad input
@@ -350,7 +382,8 @@ REFUSED = LAYERS % ("float[n, 3] z", *_WEIGHTS, "z = com.example.Mystery (y)")
 CUT = LAYERS % (
     "float[n, 3] y, float[n, 2] z",
     *_WEIGHTS,
-    'c = Constant <value = float[2, 3] {0, 0, 0, 1, 1, 1}> () z = com.microsoft.CDist <metric = "euclidean"> (y, c)',
+    "c = Constant <value = float[2, 3] {0, 0, 0, 1, 1, 1}> ()\n"
+    'z = com.microsoft.CDist <metric = "euclidean"> (y, c)',
 )
 CONSTANT = LAYERS.replace("hidden = MatMul (x, w1)", "nought = Sub (x, x) hidden = MatMul (nought, w1)") % (
     "float[n, 3] y",
@@ -397,11 +430,15 @@ def truncated(path: Path) -> Path:
     return path
 
 
-# what is wrong: (inputs made in a folder) -> the arguments behind `convert`, and words of the error and of the hint
+# what is wrong: a function of a folder gives the arguments of `convert`; words of error and hint
 BAD = {
     "no such model": (lambda f: ["gone.onnx", "--calib", CALIB], "no such file: gone.onnx", "path"),
     "model is a folder": (lambda f: [f, "--calib", CALIB], "is a folder", ".onnx"),
-    "not ONNX": (lambda f: [text_file(f / "m.onnx", "hello, world"), "--calib", CALIB], "not an ONNX file", "export"),
+    "not ONNX": (
+        lambda f: [text_file(f / "m.onnx", "hello, world"), "--calib", CALIB],
+        "not an ONNX file",
+        "export",
+    ),
     "empty file": (lambda f: [text_file(f / "m.onnx", ""), "--calib", CALIB], "not an ONNX file", "export"),
     "truncated": (lambda f: [truncated(f / "m.onnx"), "--calib", CALIB], "cut short", "export"),
     "no such data": (lambda f: [MODEL, "--calib", "gone.npz"], "gone.npz", ""),
@@ -411,9 +448,9 @@ BAD = {
         "digits_mlp_calibration.npz",
     ),
     "wrong data name": (
-        lambda f: [MODEL, "--calib", npz(f / "d.npz", pixel=pixels_with_nan(60, 0), other=np.zeros((60, 2)))],
-        "pixels",
-        "",
+        lambda f: [MODEL, "--calib", npz(f / "d.npz", a=pixels_with_nan(60, 0), b=pixels_with_nan(60, 0))],
+        "several arrays fit input 'pixels', which takes float32 (batch, 64); there are 'a' float32",
+        "name the array 'pixels'",
     ),
     "wrong data shape": (
         lambda f: [MODEL, "--calib", npz(f / "d.npz", pixels=np.zeros((60, 65), np.float32))],
@@ -422,7 +459,7 @@ BAD = {
     ),
     "wrong data type": (
         lambda f: [MODEL, "--calib", npz(f / "d.npz", pixels=np.full((60, 64), "text"))],
-        "pixels",
+        "float32",
         "",
     ),
     "empty data": (
@@ -445,7 +482,11 @@ BAD = {
         "constant over the calibration data",
         "--sites",
     ),
-    "unknown site": (lambda f: [MODEL, "--calib", CALIB, "--sites", "tanh3"], "'tanh3'", "did you mean 'tanh2'"),
+    "unknown site": (
+        lambda f: [MODEL, "--calib", CALIB, "--sites", "tanh3"],
+        "'tanh3'",
+        "did you mean 'tanh2'",
+    ),
     "no rule": (
         lambda f: [save(f / "m.onnx", REFUSED), "--calib", npz(f / "d.npz", x=rows(60))],
         "com.example::Mystery",
@@ -453,7 +494,7 @@ BAD = {
     ),
     "no place for a site": (
         lambda f: [save(f / "m.onnx", NO_LAYER), "--calib", npz(f / "d.npz", x=rows(60))],
-        "has no linear layer",
+        "comes from a linear layer",
         "--sites",
     ),
     "loader fails": (
@@ -463,7 +504,11 @@ BAD = {
     ),
     "unknown choice": (lambda f: [MODEL, "--calib", CALIB, "--index", "tree"], "--index 'tree'", "hnsw"),
     "K above M": (lambda f: [MODEL, "--calib", CALIB, "--k", 60, "--m", 50], "--k 60", "fewer"),
-    "not a number": (lambda f: [MODEL, "--calib", CALIB, "--scale", "big"], "--scale 'big'", "positive number"),
+    "not a number": (
+        lambda f: [MODEL, "--calib", CALIB, "--scale", "big"],
+        "--scale 'big'",
+        "positive number",
+    ),
     "m is text": (lambda f: [MODEL, "--calib", CALIB, "--m", "many"], "--m", "--help"),
     "no data given": (lambda f: [MODEL], "--calib", "--help"),
     "unknown option": (lambda f: [MODEL, "--calib", CALIB, "--bridge", "shared"], "--bridge", "--help"),
@@ -476,7 +521,7 @@ def test_bad_input_is_a_sentence(capsys, tmp_path, folder, case):
     code, out, err = call(capsys, "convert", *arguments(tmp_path), "-o", folder / "a.onnx")
     assert code == 2 and out == ""
     assert "Traceback" not in err
-    lines = [line for line in err.splitlines() if not line.startswith("note: ")]
+    lines = err.splitlines()
     assert lines[0].startswith("error: ") and lines[-1].startswith("hint: ")
     assert error in "\n".join(lines[:-1]) and hint in lines[-1]
     assert not list(folder.iterdir())
@@ -510,7 +555,11 @@ def test_converted_twice(capsys, converted, folder):
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "run"])
 def test_other_commands_refuse_broken_files(capsys, tmp_path, converted, command):
-    for model in ("gone.onnx", text_file(tmp_path / "t.onnx", "hello, world"), truncated(tmp_path / "half.onnx")):
+    for model in (
+        "gone.onnx",
+        text_file(tmp_path / "t.onnx", "hello, world"),
+        truncated(tmp_path / "half.onnx"),
+    ):
         files = [MODEL, model] if command == "verify" else [model]
         data = [] if command == "inspect" else ["--data", HELDOUT]
         code, _, err = call(capsys, command, *files, *data)
@@ -545,7 +594,8 @@ def test_debug_shows_the_trace(capsys):
 
 
 def test_a_bug_ends_in_a_traceback(folder):
-    script = "import gapa_onnx.load as m; m.load = None; from gapa_onnx.cli import main; main(['inspect', r'%s'])" % MODEL
+    broken = "import gapa_onnx.load as step; step.load = None"
+    script = f"{broken}\nfrom gapa_onnx.cli import main\nmain(['inspect', {str(MODEL)!r}])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 1 and "TypeError" in done.stderr
 
@@ -561,7 +611,17 @@ def test_interrupt_leaves_nothing(tmp_path, folder):
         "    time.sleep(120)\n"
         "    yield {}\n",
     )
-    command = [sys.executable, "-m", "gapa_onnx.cli", "convert", MODEL, "--calib", f"{loader}:load", "-o", folder / "a.onnx"]
+    command = [
+        sys.executable,
+        "-m",
+        "gapa_onnx.cli",
+        "convert",
+        MODEL,
+        "--calib",
+        f"{loader}:load",
+        "-o",
+        folder / "a.onnx",
+    ]
     # A background job of a shell without job control ignores SIGINT, and so would its children.
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,

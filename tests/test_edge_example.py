@@ -104,7 +104,15 @@ def test_prints_what_python_computes(program, onnxruntime_library, model, tmp_pa
     y, var, neighbours = running.run(None, {"x": x.astype(np.float32)})
 
     done = run(
-        program, "--onnxruntime", onnxruntime_library, "--library", LIBRARY, "--rows", "0", model, tmp_path / "x.npy"
+        program,
+        "--onnxruntime",
+        onnxruntime_library,
+        "--library",
+        LIBRARY,
+        "--rows",
+        "0",
+        model,
+        tmp_path / "x.npy",
     )
     assert done.returncode == 0, done.stderr
     printed = table(done.stdout, "y")  # mean, std, mean, std

@@ -217,7 +217,9 @@ def test_a_seed_means_the_same_bytes_whatever_the_threads():
         path = os.pathsep.join([os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *sys.path])
         environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": path}
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=120, check=True
+        )
         assert done.stderr == ""  # FAISS must not print its training warnings
         digests.add(done.stdout.strip())
     assert len(digests) == 1

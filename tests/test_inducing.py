@@ -122,9 +122,11 @@ def naive_farthest_first(rows, count):
 
 def test_farthest_first_against_a_naive_loop_with_ties():
     # small integers: float32 squares are exact, and a grid is full of equal distances
-    rows = np.random.default_rng(5).permutation(
-        np.stack(np.meshgrid(*[np.arange(5)] * 3), axis=-1).reshape(-1, 3)
-    ).astype(np.float32)
+    rows = (
+        np.random.default_rng(5)
+        .permutation(np.stack(np.meshgrid(*[np.arange(5)] * 3), axis=-1).reshape(-1, 3))
+        .astype(np.float32)
+    )
     np.testing.assert_array_equal(select("fps", rows, 40), rows[naive_farthest_first(rows, 40)])
 
 

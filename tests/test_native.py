@@ -86,7 +86,10 @@ def inducing_points(given: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def model(
-    kind: str, given: dict[str, np.ndarray], query_shape: tuple = ("n", D), neighbours: bool = True,
+    kind: str,
+    given: dict[str, np.ndarray],
+    query_shape: tuple = ("n", D),
+    neighbours: bool = True,
     as_graph_input: str | None = None,
 ) -> bytes:
     """A model that is the operator and nothing else."""
@@ -109,7 +112,9 @@ def model(
 
 
 def session(
-    data: bytes, threads: int = 1, level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    data: bytes,
+    threads: int = 1,
+    level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 ) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -470,8 +475,10 @@ def fuzz(seed: int, rounds: int) -> dict[str, int]:
                 raw[position] ^= 1 << rng.integers(8)
         elif how == 1:
             value = np.array(extremes[rng.integers(len(extremes))])
-            flat[rng.integers(flat.size)] = value.astype(flat.dtype) if flat.dtype.kind != "i" else np.clip(
-                value, np.iinfo(flat.dtype).min, np.iinfo(flat.dtype).max
+            flat[rng.integers(flat.size)] = (
+                value.astype(flat.dtype)
+                if flat.dtype.kind != "i"
+                else np.clip(value, np.iinfo(flat.dtype).min, np.iinfo(flat.dtype).max)
             )
         elif how == 2:
             rng.shuffle(flat)
@@ -494,7 +501,9 @@ def test_random_damage_never_crashes_the_process() -> None:
     root = Path(__file__).resolve().parent.parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
     environment["GAPA_ONNX_LIBRARY"] = str(LIBRARY)
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     refused, ran = map(int, done.stdout.split())
     assert refused + ran == 400 and refused > 50 and ran > 50

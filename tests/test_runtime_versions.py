@@ -41,7 +41,9 @@ def python_with(version: str) -> Path:
         install = [python, "-m", "pip", "install", "-q", f"onnxruntime=={version}", numpy]
         done = subprocess.run(install, capture_output=True, text=True)
         if done.returncode:
-            pytest.skip(f"onnxruntime {version} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+            pytest.skip(
+                f"onnxruntime {version} cannot be installed here: {done.stderr.strip().splitlines()[-1]}"
+            )
         (folder / "ready").touch()
     return python
 
@@ -56,7 +58,12 @@ def converted(tmp_path_factory):
 
 
 def run_with(version: str, folder: Path, library: Path | None) -> subprocess.CompletedProcess:
-    arguments = [str(folder / "model.onnx"), str(library or ""), str(folder / "rows.npy"), str(folder / "out.npz")]
+    arguments = [
+        str(folder / "model.onnx"),
+        str(library or ""),
+        str(folder / "rows.npy"),
+        str(folder / "out.npz"),
+    ]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     return subprocess.run(
         [python_with(version), "-c", SCRIPT, *arguments], capture_output=True, text=True, env=environment

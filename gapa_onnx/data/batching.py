@@ -57,9 +57,11 @@ class Batcher:
         pieces, self._pieces = self._pieces, []
         self._pending -= size
         self.batches += 1
-        batch = pieces[0] if len(pieces) == 1 else {
-            name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]
-        }
+        batch = (
+            pieces[0]
+            if len(pieces) == 1
+            else {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        )
         if self._pending:
             self._pieces = [{name: array[size:] for name, array in batch.items()}]
             batch = {name: array[:size] for name, array in batch.items()}

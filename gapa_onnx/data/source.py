@@ -92,9 +92,7 @@ class DataSource:
         return UserError(f"{self.description}: there are no rows in the data", "give at least one sample")
 
 
-def open_data(
-    source: Any, inputs: Sequence[InputSpec], images: ImageOptions = ImageOptions()
-) -> DataSource:
+def open_data(source: Any, inputs: Sequence[InputSpec], images: ImageOptions = ImageOptions()) -> DataSource:
     """Open any of the forms above for a model with these inputs; `images` matters to images only."""
     if not inputs:
         raise UserError("the model has no inputs, so it takes no data", "give a model that takes data")

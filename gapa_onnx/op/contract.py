@@ -60,14 +60,24 @@ _JITTER = Port("jitter", np.float32, (), "added to the diagonal of G, > 0, relat
 _POINTS = Port("points", np.float32, ("M", "d"), "the inducing points")
 _CENTROIDS = Port("centroids", np.float32, ("L", "d"), "of the inverted lists")
 _LIST_OFFSETS = Port(
-    "list_offsets", np.int64, ("L+1",), "list l holds rows list_offsets[l] … list_offsets[l+1]-1; first 0, last M"
+    "list_offsets",
+    np.int64,
+    ("L+1",),
+    "list l holds rows list_offsets[l] … list_offsets[l+1]-1; first 0, last M",
 )
-_NPROBE = Port("nprobe", np.int64, ("1",), "lists searched per query, those of the nearest centroids, 1 ≤ nprobe ≤ L")
+_NPROBE = Port(
+    "nprobe", np.int64, ("1",), "lists searched per query, those of the nearest centroids, 1 ≤ nprobe ≤ L"
+)
 
 _COMMON = (_QUERY, _K, _LENGTH_SCALE, _JITTER)
 _OUTPUTS = (
     Port("s", np.float32, ("…", "1"), "the unexplained share of the prior variance"),
-    Port("neighbours", np.int64, ("…", "k"), "rows of the inducing points, nearest first; -1 where a list ran out or the query is not finite"),
+    Port(
+        "neighbours",
+        np.int64,
+        ("…", "k"),
+        "rows of the inducing points, nearest first; -1 where a list ran out or the query is not finite",
+    ),
 )
 
 SCHEMAS = {
@@ -105,7 +115,9 @@ SCHEMAS = {
                     "degree slots on each level above, unused slots -1",
                 ),
                 Port("degree", np.int64, ("1",), "links per point and level above level 0"),
-                Port("entry_point", np.int64, ("1",), "row where the search starts; it is on the highest level"),
+                Port(
+                    "entry_point", np.int64, ("1",), "row where the search starts; it is on the highest level"
+                ),
                 Port("ef", np.int64, ("1",), "candidates kept during the search; max(ef, k) is used"),
             ),
             _OUTPUTS,

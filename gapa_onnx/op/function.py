@@ -103,9 +103,7 @@ def _doc(index: str, opset: int, k: int) -> str:
     return text
 
 
-def _sizes(
-    e: Emitter, index: str, k: int, tensors: Mapping[str, np.ndarray] | None
-) -> dict[str, Size]:
+def _sizes(e: Emitter, index: str, k: int, tensors: Mapping[str, np.ndarray] | None) -> dict[str, Size]:
     """The counts that TopK needs: as tensors, and before opset 10 as numbers."""
     sizes = {"k": Size("k", k)}
     if index not in ("ivf", "ivfpq"):

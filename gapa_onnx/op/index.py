@@ -309,9 +309,7 @@ def _to_faiss_hnsw(tensors: dict[str, np.ndarray], d: int) -> faiss.Index:
     return graph
 
 
-def share_error(
-    index: Index, held_out: np.ndarray, length_scale: float, jitter: float, k: int
-) -> ShareError:
+def share_error(index: Index, held_out: np.ndarray, length_scale: float, jitter: float, k: int) -> ShareError:
     """The error of s on held-out rows (q, d): the index's neighbours against the exact ones."""
     held_out = np.ascontiguousarray(held_out, np.float32)
     queries = held_out[:: max(1, -(-len(held_out) // _MEASURED))]

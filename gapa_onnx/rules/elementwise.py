@@ -50,6 +50,7 @@ def power(node: NodeView) -> Value:
         raise node.refuse("the exponent is uncertain")
 
     def slope(y: Value, base: Value, exponent: Value) -> Value:
+        exponent = node.graph.cast(exponent, base.dtype)  # it may be whole numbers
         return exponent * node.graph.emit("Pow", base, exponent - 1)
 
     return first_order(node, (slope,))
@@ -124,7 +125,9 @@ def _elu_slope(y: Value, x: Value, *, alpha=1.0) -> Value:
     return on + (1 - on) * (y + alpha)  # α eˣ = y + α
 
 
-def _selu_slope(y: Value, x: Value, *, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875) -> Value:
+def _selu_slope(
+    y: Value, x: Value, *, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875
+) -> Value:
     on = x > 0
     return gamma * on + (1 - on) * (y + alpha * gamma)
 
@@ -169,6 +172,8 @@ elementwise(
 @rule("Clip", accuracy=FIRST_ORDER, activation=True)
 def clip(node: NodeView) -> Value:
     """v strictly between the bounds, 0 at and beyond them."""
+    if any(not bound.certain for bound in node.inputs[1:]):
+        raise node.refuse("its bounds are uncertain")
     y = node.output.mean
     var = node.inputs[0].var
     for position, name, inside in ((1, "min", lambda b: y > b), (2, "max", lambda b: y < b)):

@@ -13,8 +13,9 @@ bilinear("Gemm", alpha=1.0)
 @rule("BatchNormalization", accuracy=Accuracy.EXACT)
 def batch_normalization(node: NodeView) -> Value:
     """v γ² / (σ² + ε): affine with the stored statistics."""
-    if node.attr("training_mode", 0):
-        raise node.refuse("training_mode=1: the output depends on the whole batch")
+    # Before opset 14 it is the further outputs that turn training on.
+    if node.attr("training_mode", 0) or len(node.outputs) > 1:
+        raise node.refuse("it is in training mode: the output depends on the whole batch")
     x, scale, bias, mean, variance = node.inputs
     if any(not parameter.certain for parameter in (scale, bias, mean, variance)):
         raise node.refuse("its parameters are uncertain")

@@ -96,9 +96,8 @@ def _of_chosen(node: NodeView, x: Operand, chosen: Value, axes: list[int], keepd
     return reduce("ReduceSum", chosen * x.var, axes, keepdims) / reduce("ReduceSum", chosen, axes, keepdims)
 
 
-def _weighted_sum(node: NodeView, p: Value, v: Value) -> Value:
-    """Σ_j p_j² v_j over the elements that are normalised together."""
-    terms = p * p * v
+def _normalised_sum(node: NodeView, terms: Value) -> Value:
+    """The sum over the elements that are normalised together."""
     if node.opset >= 13:
         return node.graph.reduce("ReduceSum", terms, [node.attr("axis", -1)])
     # Before opset 13 the input is seen as a matrix: all axes from `axis` on are one.
@@ -108,16 +107,28 @@ def _weighted_sum(node: NodeView, p: Value, v: Value) -> Value:
     return node.graph.emit("Reshape", spread, node.graph.shape(node.output.raw))
 
 
+def _against_mean(node: NodeView, p: Value) -> Value:
+    """(1 - 2 p_i) v_i + Σ_j p_j² v_j = (1 - p_i)² v_i + Σ_{j≠i} p_j² v_j, the variance of x_i - pᵀx.
+
+    The first form cancels where p_i is near 1. At most one element is above 1/2: for that one the
+    second form is used, with the sum of the others for 1 - p_i.
+    """
+    v = node.inputs[0].var
+    large = p > 0.5
+    small = 1 - large
+    of_large = _normalised_sum(node, small * p).squared * v
+    of_small = (1 - 2 * p) * v + _normalised_sum(node, large * p * p * v)
+    return large * of_large + small * of_small + _normalised_sum(node, small * p * p * v)
+
+
 @rule("Softmax", accuracy=FIRST_ORDER)
 def softmax(node: NodeView) -> Value:
     """J = diag(p) - p pᵀ, so p_i² ((1 - 2 p_i) v_i + Σ_j p_j² v_j)."""
-    p, v = node.output.mean, node.inputs[0].var
-    # The terms cancel at p = 1, to a rounding error of either sign.
-    return p * p * ((1 - 2 * p) * v + _weighted_sum(node, p, v)).abs()
+    p = node.output.mean
+    return p * p * _against_mean(node, p)
 
 
 @rule("LogSoftmax", accuracy=FIRST_ORDER)
 def log_softmax(node: NodeView) -> Value:
     """J = I - 1 pᵀ, so (1 - 2 p_i) v_i + Σ_j p_j² v_j."""
-    p, v = node.output.mean.exp(), node.inputs[0].var
-    return ((1 - 2 * p) * v + _weighted_sum(node, p, v)).abs()  # as in Softmax
+    return _against_mean(node, node.output.mean.exp())

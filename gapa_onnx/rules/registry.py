@@ -154,9 +154,13 @@ def bilinear(*op_types: str, **squared_attributes: float) -> None:
 
     def apply(node: NodeView) -> Value:
         a, b = node.inputs[:2]
+        if not a.certain and a.tensor.name == b.tensor.name:
+            raise node.refuse("a tensor is multiplied by itself: its factors are not independent")
         scale = {name: node.attr(name, default) ** 2 for name, default in squared_attributes.items()}
         # Gemm cannot leave its bias out before opset 11.
-        no_bias = [node.graph.constant(np.zeros(1, a.dtype))] if node.op_type == "Gemm" and node.opset < 11 else []
+        no_bias = (
+            [node.graph.constant(np.zeros(1, a.dtype))] if node.op_type == "Gemm" and node.opset < 11 else []
+        )
         pairs = []
         if not a.certain:
             pairs.append((a.var, b.mean.squared))

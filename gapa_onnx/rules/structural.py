@@ -15,7 +15,15 @@ structural("DepthToSpace", "SpaceToDepth", "Compress", "ReverseSequence", "Trilu
 structural("Concat", data=slice(0, None))
 structural("Where", data=slice(1, None))
 
-deterministic("it depends on shapes or constants only", "Shape", "Size", "Constant", "ConstantOfShape", "Range", "EyeLike")
+deterministic(
+    "it depends on shapes or constants only",
+    "Shape",
+    "Size",
+    "Constant",
+    "ConstantOfShape",
+    "Range",
+    "EyeLike",
+)
 deterministic(
     "its output is discrete", "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
     "And", "Or", "Not", "Xor", "IsNaN", "IsInf", "NonZero", "BitShift", "Multinomial",

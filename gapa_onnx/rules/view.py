@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 
 from gapa_onnx.graph import Value, VarianceGraph
@@ -32,7 +33,7 @@ def is_float(dtype: Any) -> bool:
     try:
         return np.issubdtype(np.dtype(dtype), np.floating) or "float" in np.dtype(dtype).name
     except TypeError:  # graphsurgeon hands types that numpy lacks over as ONNX enum values
-        return dtype == 16  # bfloat16
+        return dtype == onnx.TensorProto.BFLOAT16
 
 
 def constant_of(tensor: gs.Tensor) -> np.ndarray | None:
@@ -65,15 +66,14 @@ class Operand:
     @property
     def raw(self) -> Value:
         """The tensor in its own type."""
+        if isinstance(self.tensor.dtype, int):
+            raise Refused(f"{self.tensor.name!r} is of a type that numpy lacks")
         return self.graph.tensor(self.tensor.name, self.tensor.dtype or np.float32)
 
     @property
     def mean(self) -> Value:
         """The tensor in the type that variances are computed in."""
-        dtype = self.tensor.dtype
-        if dtype is not None and np.dtype(dtype) != variance_dtype(dtype):
-            return self.graph.cast(self.raw, variance_dtype(dtype))
-        return self.raw
+        return self.graph.cast(self.raw, self.dtype)
 
     @property
     def dtype(self) -> np.dtype:
@@ -117,7 +117,9 @@ class NodeView:
 
     @property
     def inputs(self) -> list[Operand]:
-        return [Operand(self.graph, t, self.variance_of(t.name) if t.name else None) for t in self.node.inputs]
+        return [
+            Operand(self.graph, t, self.variance_of(t.name) if t.name else None) for t in self.node.inputs
+        ]
 
     @property
     def outputs(self) -> list[Operand]:
@@ -139,7 +141,9 @@ class NodeView:
         """The same node on other inputs; `changed` attributes replace the source's, None drops one."""
         attrs = {k: v for k, v in {**self.node.attrs, **changed}.items() if v is not None}
         domain = self.node.domain or ""
-        return self.graph.emit(self.op_type, *inputs, outputs=outputs, domain=domain, dtype=self.output.dtype, **attrs)
+        return self.graph.emit(
+            self.op_type, *inputs, outputs=outputs, domain=domain, dtype=self.output.dtype, **attrs
+        )
 
     def refuse(self, reason: str) -> Refused:
         return Refused(reason)

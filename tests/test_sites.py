@@ -1,0 +1,141 @@
+"""Where sites go, and what is said when they cannot go there."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from gapa_onnx.analyse import analyse, operator_table, require_convertible
+from gapa_onnx.errors import UserError
+from gapa_onnx.load import load
+from gapa_onnx.sites import find_sites
+
+
+def model(body: str, signature: str = "float[n, 4] x", result: str = "float[n, 2] y", **shapes):
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17]> net ({signature}) => ({result}) {{ {body} }}'
+    )
+    for name, shape in shapes.items():
+        count = 1
+        for size in shape:
+            count *= size
+        proto.graph.initializer.append(onnx.helper.make_tensor(name, 1, shape, [0.5] * count))
+    return load(proto)
+
+
+MLP = "z1 = MatMul(x, a)  h1 = Tanh(z1)  z2 = MatMul(h1, b)  h2 = Relu(z2)  y = MatMul(h2, c)"
+SHAPES = {"a": (4, 5), "b": (5, 6), "c": (6, 2)}
+
+
+def outputs(source, spec):
+    return [site.output for site in find_sites(source, spec)]
+
+
+def test_auto_takes_the_activation_before_the_last_layer():
+    (site,) = find_sites(model(MLP, **SHAPES), "auto")
+    assert (site.query, site.output, site.activation, site.layout) == ("z2", "h2", "Relu", "rows")
+
+
+def test_a_final_sigmoid_is_not_a_hidden_activation():
+    source = model(MLP.replace("y = MatMul", "l = MatMul") + "  y = Sigmoid(l)", **SHAPES)
+    assert outputs(source, "auto") == ["h2"]
+    assert outputs(source, "last") == ["h2"]
+    assert outputs(source, "all") == ["h1", "h2"]
+
+
+def test_without_an_activation_the_tensor_itself_is_the_site():
+    (site,) = find_sites(model("y = MatMul(x, w)", w=(4, 2)), "auto")
+    assert (site.query, site.output, site.activation) == ("x", "x", None)
+
+
+def test_dropout_and_bias_do_not_hide_the_activation():
+    body = "z = MatMul(x, a)  h = Relu(z)  d = Dropout(h)  m = MatMul(d, b)  y = Add(m, bias)"
+    assert outputs(model(body, a=(4, 5), b=(5, 2), bias=(2,)), "auto") == ["h"]
+
+
+def test_two_heads_share_one_site_or_have_their_own():
+    body = "h = Relu(x)  y = MatMul(h, a)  g = Tanh(h)  w = MatMul(g, b)"
+    source = model(body, result="float[n, 2] y, float[n, 2] w", a=(4, 2), b=(4, 2))
+    assert outputs(source, "auto") == ["h", "g"]
+
+
+CONV = "z = Conv(x, k)  h = Relu(z)  {tail}"
+
+
+@pytest.mark.parametrize(
+    "tail, extra, layout",
+    [
+        ("f = Flatten(h)  y = MatMul(f, w)", {"w": (3 * 6 * 6, 2)}, "flat"),
+        ("y = Conv(h, w)", {"w": (2, 3, 1, 1)}, "positions"),
+        ("g = GlobalAveragePool(h)  f = Flatten(g)  y = MatMul(f, w)", {"w": (3, 2)}, "rows"),
+    ],
+)
+def test_auto_on_feature_maps(tail, extra, layout):
+    source = model(CONV.format(tail=tail), "float[n, 1, 8, 8] x", "float y", k=(3, 1, 3, 3), **extra)
+    (site,) = find_sites(source, "auto")
+    assert site.layout == layout
+
+
+def test_large_maps_are_pooled_by_auto_and_per_position_by_name():
+    source = model(
+        CONV.format(tail="y = Conv(h, w)"), "float[n, 1, 80, 80] x", "float y", k=(3, 1, 3, 3), w=(2, 3, 1, 1)
+    )
+    assert find_sites(source, "auto")[0].layout == "pooled"
+    assert find_sites(source, "h")[0].layout == "positions"
+    assert find_sites(source, "h:pooled")[0].layout == "pooled"
+    assert find_sites(source, "h:flat")[0].layout == "flat"
+
+
+def test_sequence_features_are_rows():
+    source = model("h = Tanh(x)  y = MatMul(h, w)", "float[n, 7, 4] x", "float[n, 7, 2] y", w=(4, 2))
+    assert find_sites(source, "auto")[0].layout == "rows"
+
+
+@pytest.mark.parametrize(
+    "spec, message, hint",
+    [
+        ("h3", "no node or tensor is called 'h3'", "did you mean"),
+        ("completely_else", "no node or tensor", "inspect"),
+        (",", "no site is named", "auto"),
+        ("h1:pooled", "cannot be queried as 'pooled'", "layout"),
+    ],
+)
+def test_wrong_names(spec, message, hint):
+    with pytest.raises(UserError) as error:
+        find_sites(model(MLP, **SHAPES), spec)
+    assert message in error.value.message
+    assert hint in error.value.hint
+
+
+def test_a_whole_number_tensor_is_no_site():
+    source = model("s = Shape(x)  h = Relu(x)  y = MatMul(h, w)", w=(4, 2))
+    with pytest.raises(UserError, match="floating-point"):
+        find_sites(source, "s")
+
+
+def test_no_linear_layer():
+    with pytest.raises(UserError, match="linear layer"):
+        find_sites(model("y = Relu(x)", result="float[n, 4] y"), "auto")
+
+
+def test_all_refusals_are_shown_at_once():
+    body = (
+        "h = Relu(x)  m = MatMul(h, w)  a = Det(m)  b = Det(m)  c = Hardmax(m)  d = Add(a, b)  y = Mul(c, d)"
+    )
+    source = model(body, w=(4, 2))
+    plan = analyse(source, "h")
+    with pytest.raises(UserError) as error:
+        require_convertible(plan, cut=False)
+    assert "3 node(s)" in error.value.message
+    assert "Det" in error.value.message and "Hardmax" in error.value.message
+    assert "--on-unsupported cut" in error.value.hint
+
+
+def test_operator_table_names_every_operator():
+    rows = {
+        row.operator: row
+        for row in operator_table(model("h = Relu(x)  s = Shape(h)  d = Det(h)  y = MatMul(h, w)", w=(4, 2)))
+    }
+    assert rows["Relu"].behaviour == "rule" and rows["Relu"].accuracy == "first order"
+    assert rows["Shape"].behaviour == "deterministic"
+    assert rows["Det"].behaviour == "refused" and "no rule" in rows["Det"].reason
