@@ -33,6 +33,7 @@ from gapa_onnx.splice import splice
 
 SAMPLE_BYTES = 256 << 20  # rows kept for choosing inducing points, all sites together
 INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
+BATCH_NUMBERS = 1 << 20  # input numbers per batch: 256 rows of 64 x 64 pixels
 HELD_OUT_ROWS = 2000  # rows for leave-one-out shares and for the recall of an index
 MEDIAN_SHARE = 0.02  # target of the default scale, chosen on two data sets (method notes, 2)
 SMALLEST_STD = 1e-6  # of a neuron; a unit that never moves still gets a prior
@@ -96,7 +97,7 @@ def _stream(
 ) -> int:
     session, queries, maps = _exposing_session(plan.source, plan.sites)
     rows = 0
-    for batch in data.batches(_batch_size(plan.source)):
+    for batch in data.batches(comfortable_rows(data)):
         try:
             answers = session.run([*queries, *maps], batch)
         except Exception as error:  # onnxruntime has no common base class for its errors
@@ -118,9 +119,10 @@ def _rows(batch: dict[str, np.ndarray]) -> int:
     return max((array.shape[0] for array in batch.values() if array.ndim), default=1)
 
 
-def _batch_size(source: SourceModel) -> int:
-    """Small batches where activations are maps: memory is bounded by a batch, not by the data."""
-    return 256 if all(spec.shape is None or len(spec.shape) <= 2 for spec in source.inputs) else 32
+def comfortable_rows(data: DataSource, most: int = 256) -> int:
+    """Rows per batch, by the size of the first row: memory is bounded by a batch, not by the data."""
+    first = next(iter(data.batches(1)))
+    return max(1, min(most, BATCH_NUMBERS // max(1, sum(array.size for array in first.values()))))
 
 
 def _exposing_session(

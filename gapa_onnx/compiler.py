@@ -20,7 +20,7 @@ from typing import Any
 import onnx
 
 from gapa_onnx.analyse import Plan, analyse, require_convertible
-from gapa_onnx.calibrate import Calibration, calibrate
+from gapa_onnx.calibrate import Calibration, calibrate, comfortable_rows
 from gapa_onnx.data import ImageOptions, open_data
 from gapa_onnx.emit import emit, save
 from gapa_onnx.errors import UserError
@@ -84,7 +84,7 @@ def convert(
     rewritten = rewrite(plan, calibration, cut=settings.cut)
     converted = emit(plan, calibration, rewritten, settings)
     progress("verifying", 0.0)
-    checks = verify(source.proto, converted, itertools.islice(data.batches(VERIFIED_ROWS), 1))
+    checks = verify(source.proto, converted, itertools.islice(data.batches(comfortable_rows(data, VERIFIED_ROWS)), 1))
     progress("verifying", 1.0)
 
     failed = [check for check in checks if not check.passed]
