@@ -8,14 +8,15 @@ At a site, with own variance σ² (born there) and incoming variance v:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
 
 from gapa_onnx.graph import Value, VarianceGraph
 from gapa_onnx.load import SourceModel
-from gapa_onnx.rules import Deterministic, NodeView, Refusal, Refused, behaviour
+from gapa_onnx.patterns import Composite, find_composites
+from gapa_onnx.rules import Deterministic, NodeView, Options, Refusal, Refused, VirtualNode, behaviour
 from gapa_onnx.rules.view import is_float, variance_dtype
 from gapa_onnx.sites import Site
 
@@ -41,41 +42,62 @@ class Propagation:
 Birth = Callable[[VarianceGraph, Site], Value]
 
 
-def propagate(source: SourceModel, sites: Sequence[Site], birth: Birth, *, cut: bool = False) -> Propagation:
+def propagate(
+    source: SourceModel,
+    sites: Sequence[Site],
+    birth: Birth,
+    *,
+    cut: bool = False,
+    options: Options = Options(),
+) -> Propagation:
     """Walk the graph in order and apply each node's behaviour.
 
     `birth` emits the variance that a site adds. A refused node is recorded; with `cut` its outputs
     count as certain, without it the walk goes on behind it, so that all refusals are found.
     """
-    return _Walk(source, sites, birth, cut).run()
+    graph = VarianceGraph(source.opset, set(source.names))
+    walk = _Walk(source, graph, {site.output: site for site in sites}, birth, cut, options)
+    for tensor in source.graph.inputs:
+        walk.settle(tensor, None)
+    walk.visit_all(source.graph, _live_tensors(source.graph))
+    return Propagation(graph, walk.variances, tuple(walk.refused))
 
 
 class _Walk:
-    def __init__(self, source: SourceModel, sites: Sequence[Site], birth: Birth, cut: bool):
+    """One pass over the nodes of a graph, in order."""
+
+    def __init__(
+        self,
+        source: SourceModel,
+        graph: VarianceGraph,
+        sites: dict[str, Site],
+        birth: Birth,
+        cut: bool,
+        options: Options,
+    ):
         self.source = source
-        self.sites = {site.output: site for site in sites}
+        self.graph = graph
+        self.sites = sites
         self.birth = birth
         self.cut = cut
-        self.graph = VarianceGraph(source.opset, set(source.names))
+        self.options = options
         self.variances: dict[str, Value] = {}
         self.refused: list[RefusedNode] = []
 
-    def run(self) -> Propagation:
-        for tensor in self.source.graph.inputs:
-            self._settle(tensor, None)
-        live = _live_tensors(self.source.graph)
-        for node in self.source.graph.nodes:
-            if any(tensor.name in live for tensor in node.outputs):
-                self._visit(node)
-        return Propagation(self.graph, self.variances, tuple(self.refused))
+    def visit_all(self, graph: gs.Graph, live: set[str]) -> None:
+        composites = {id(c.last): c for c in find_composites(graph, visible=set(self.sites))}
+        hidden = _hidden_nodes(composites.values(), {tensor.name for tensor in graph.outputs})
+        for node in graph.nodes:
+            if id(node) not in hidden and any(tensor.name in live for tensor in node.outputs):
+                self._visit(composites[id(node)].node if id(node) in composites else node)
 
-    def _visit(self, node: gs.Node) -> None:
+    def _visit(self, node: gs.Node | VirtualNode) -> None:
         uncertain = any(name in self.variances for name in _names_read(node))
         arriving = self._arriving(node) if uncertain else [None] * len(node.outputs)
         for tensor, var in zip(node.outputs, arriving):
-            self._settle(tensor, var)
+            self.settle(tensor, var)
 
-    def _arriving(self, node: gs.Node) -> Sequence[Value | None]:
+    def _arriving(self, node: gs.Node | VirtualNode) -> Sequence[Value | None]:
         """The variance of each output, from what came in."""
         entry = behaviour(node.domain, node.op)
         nothing = [None] * len(node.outputs)
@@ -87,7 +109,7 @@ class _Walk:
             if any(isinstance(value, gs.Graph) for value in node.attrs.values()):
                 raise Refused("variance does not pass through its subgraphs yet")
             with self.graph.scope(f"{node.outputs[0].name}/var"):
-                result = entry.apply(NodeView(self.graph, node, self.variances.get))
+                result = entry.apply(NodeView(self.graph, node, self.variances.get, self.options))
             return result if isinstance(result, tuple) else (result,)
         except Refused as refusal:
             operator = f"{node.domain}::{node.op}" if node.domain else node.op
@@ -99,7 +121,7 @@ class _Walk:
             return None
         return self.graph.tensor(f"{tensor.name}/var", variance_dtype(tensor.dtype))
 
-    def _settle(self, tensor: gs.Tensor, var: Value | None) -> None:
+    def settle(self, tensor: gs.Tensor, var: Value | None) -> None:
         """Record the variance of a tensor; a site there adds its own."""
         site = self.sites.get(tensor.name)
         if site is not None:
@@ -108,11 +130,22 @@ class _Walk:
                 own = self.graph.cast(own, variance_dtype(tensor.dtype))
                 var = own if var is None else own + var
         if var is not None:
-            with self.graph.scope(f"{tensor.name}/var"):
-                self.variances[tensor.name] = self.graph.rename(var, f"{tensor.name}/var")
+            self.variances[tensor.name] = self.graph.rename(var, f"{tensor.name}/var")
 
 
-def _names_read(node: gs.Node) -> Iterator[str]:
+def _hidden_nodes(composites: Iterable[Composite], outputs: set[str]) -> set[int]:
+    """Interior nodes of composites that nothing outside their group reads."""
+    hidden = set()
+    for composite in composites:
+        group = {id(node) for node in (composite.last, *composite.interior)}
+        for node in composite.interior:
+            readers = [reader for tensor in node.outputs for reader in tensor.outputs]
+            if all(id(r) in group for r in readers) and not any(t.name in outputs for t in node.outputs):
+                hidden.add(id(node))
+    return hidden
+
+
+def _names_read(node: gs.Node | VirtualNode) -> Iterator[str]:
     """Names of all tensors that a node reads, also those that its subgraphs take from outside."""
     yield from (tensor.name for tensor in node.inputs if tensor.name)
     for value in node.attrs.values():

@@ -21,9 +21,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import onnxruntime.capi.onnxruntime_pybind11_state as ort_errors
+from cases import Case, element_type
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from rule_cases import Case, element_type
 
 from gapa_onnx.graph import Value, VarianceGraph
 from gapa_onnx.load import load

@@ -1,4 +1,4 @@
-"""Every variance rule, by its cases (`rule_cases`) and by what the table cannot say: kinks, ties,
+"""Every variance rule, by its cases (`cases`) and by what the table cannot say: kinks, ties,
 products, refusals, names."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import rule_checks
-from rule_cases import CASES, Case
+from cases import CASES, Case
 from rule_checks import add_variances, check_names, parse, propagate_inputs, run_with_variances
 
 from gapa_onnx.rules import TABLE, Deterministic, Rule
@@ -23,8 +23,8 @@ def single(*values: float) -> np.ndarray:
 
 
 def test_every_rule_has_a_case_and_every_case_a_rule() -> None:
-    rules = {op_type for (_, op_type), entry in TABLE.items() if isinstance(entry, Rule)}
-    assert rules == {case.op_type for case in CASES}
+    rules = {key for key, entry in TABLE.items() if isinstance(entry, Rule)}
+    assert rules == {case.key for case in CASES}
 
 
 @every_case

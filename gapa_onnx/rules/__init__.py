@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from gapa_onnx.rules import elementwise, linear, reduction, structural  # noqa: F401  (they fill the table)
 from gapa_onnx.rules.registry import TABLE, Accuracy, Behaviour, Deterministic, Refusal, Rule, behaviour
-from gapa_onnx.rules.view import NodeView, Operand, Refused
+from gapa_onnx.rules.view import NodeView, Operand, Options, Refused, VirtualNode
 
 __all__ = [
-    "TABLE", "Accuracy", "Behaviour", "Deterministic", "NodeView", "Operand", "Refusal", "Refused", "Rule", "behaviour",
+    "TABLE", "Accuracy", "Behaviour", "Deterministic", "NodeView", "Operand", "Options", "Refusal", "Refused",
+    "Rule", "VirtualNode", "behaviour",
 ]  # fmt: skip

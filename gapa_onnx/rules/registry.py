@@ -83,26 +83,28 @@ def _define(op_type: str, entry: Behaviour, domain: str = "") -> None:
 # -------------------------------------------------------------------- families
 
 
-def rule(*op_types: str, accuracy: Accuracy, activation: bool = False):
+def rule(
+    *op_types: str, accuracy: Accuracy, activation: bool = False, linear: bool = False, domain: str = ""
+):
     """A rule of its own: a function of the node view that returns one variance per output."""
 
     def decorate(function: Callable[[NodeView], Variances]):
         formula = inspect.getdoc(function).split("\n\n")[0].replace("\n", " ")
         for op_type in op_types:
-            _define(op_type, Rule(function, accuracy, formula, activation=activation))
+            _define(op_type, Rule(function, accuracy, formula, activation, linear), domain)
         return function
 
     return decorate
 
 
-def deterministic(reason: str, *op_types: str) -> None:
+def deterministic(reason: str, *op_types: str, domain: str = "") -> None:
     for op_type in op_types:
-        _define(op_type, Deterministic(reason))
+        _define(op_type, Deterministic(reason), domain)
 
 
-def refused(reason: str, *op_types: str) -> None:
+def refused(reason: str, *op_types: str, domain: str = "") -> None:
     for op_type in op_types:
-        _define(op_type, Refusal(reason))
+        _define(op_type, Refusal(reason), domain)
 
 
 def elementwise(
@@ -111,6 +113,7 @@ def elementwise(
     accuracy: Accuracy = Accuracy.FIRST_ORDER,
     activation: bool = False,
     formula: str = "Σ (∂y/∂x)² v",
+    domain: str = "",
 ) -> None:
     """Delta method. One derivative per input, each a function of the output y and the inputs.
 
@@ -120,7 +123,7 @@ def elementwise(
     def apply(node: NodeView) -> Value:
         return first_order(node, derivatives)
 
-    _define(op_type, Rule(apply, accuracy, formula, activation=activation))
+    _define(op_type, Rule(apply, accuracy, formula, activation=activation), domain)
 
 
 def first_order(node: NodeView, derivatives: Sequence[Callable[..., Value | float]]) -> Value:
@@ -185,7 +188,7 @@ def _with_bias(node: NodeView, total: Value | None) -> Value:
     return node.graph.expand(term, like=node.output.raw) if total is None else total + term
 
 
-def structural(*op_types: str, data: slice = slice(0, 1)) -> None:
+def structural(*op_types: str, data: slice = slice(0, 1), domain: str = "") -> None:
     """Elements are moved, repeated or dropped: the same node, with variances in place of `data`."""
 
     def apply(node: NodeView) -> Variances:
@@ -197,7 +200,7 @@ def structural(*op_types: str, data: slice = slice(0, 1)) -> None:
         return node.again(*inputs, outputs=len(node.outputs))
 
     for op_type in op_types:
-        _define(op_type, Rule(apply, Accuracy.EXACT, "the same node, on the variance"))
+        _define(op_type, Rule(apply, Accuracy.EXACT, "the same node, on the variance"), domain)
 
 
 def variance_or_zeros(operand: Operand) -> Value:

@@ -100,12 +100,32 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Options:
+    """Choices that rules may ask for."""
+
+    attention: str = "values"  #: "values": attention weights are certain; "full": they are uncertain too
+
+
+@dataclass(frozen=True, eq=False)
+class VirtualNode:
+    """Several source nodes seen as one standard operator; it has what rules read of a graphsurgeon node."""
+
+    op: str
+    name: str
+    attrs: dict[str, Any]
+    inputs: list[gs.Tensor]
+    outputs: list[gs.Tensor]
+    domain: str | None = None
+
+
+@dataclass(frozen=True)
 class NodeView:
     """One source node, as its rule sees it."""
 
     graph: VarianceGraph
-    node: gs.Node
+    node: gs.Node | VirtualNode
     variance_of: Callable[[str], Value | None]
+    options: Options = Options()
 
     @property
     def op_type(self) -> str:
