@@ -84,7 +84,7 @@ def convert(
     rewritten = rewrite(plan, calibration, cut=settings.cut)
     converted = emit(plan, calibration, rewritten, settings)
     progress("verifying", 0.0)
-    checks = verify(source.proto, converted, itertools.islice(data.batches(comfortable_rows(data, VERIFIED_ROWS)), 1))
+    checks = verify(source.given, converted, itertools.islice(data.batches(comfortable_rows(data, VERIFIED_ROWS)), 1))
     progress("verifying", 1.0)
 
     failed = [check for check in checks if not check.passed]

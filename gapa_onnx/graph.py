@@ -10,7 +10,7 @@ Identical nodes are emitted once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -123,6 +123,7 @@ class VarianceGraph:
         self.opset = opset
         self.nodes: list[gs.Node] = []
         self._taken = set(taken)
+        self._taken.discard("")
         self._counters: dict[str, int] = {}
         self._tensors: dict[str, gs.Tensor] = {}
         self._known: dict[tuple, tuple[Value, ...]] = {}
@@ -281,18 +282,74 @@ class VarianceGraph:
             return self.emit("ConstantOfShape", self.shape(like), value=zero, dtype=like.dtype)
         return self.mask("Greater", like, like)
 
+    # --------------------------------------------------------------- subgraphs
+
+    def child(self) -> VarianceGraph:
+        """An empty graph for the body of an If, Loop or Scan; `close` ends it."""
+        return VarianceGraph(self.opset, self._taken)
+
+    def close(self, child: VarianceGraph) -> None:
+        """Keep the names of a body from being given out again outside, where they would be shadowed."""
+        self._taken |= child._taken
+
+    def adopt(self, value: Value) -> Value:
+        """A value of an enclosing graph, so that arithmetic with it emits nodes here."""
+        return self.tensor(value.name, value.dtype)
+
+    def copy(self, nodes: Iterable[gs.Node], outside: set[str]) -> None:
+        """Take in copies of source nodes, for means that are not visible outside of a body.
+
+        Initializers named in `outside` are read from there, all others are taken along.
+        """
+        for node in nodes:
+            inputs, outputs = (
+                [self._copied(tensor, outside) for tensor in tensors]
+                for tensors in (node.inputs, node.outputs)
+            )
+            self.nodes.append(gs.Node(node.op, node.name, node.attrs, inputs, outputs, node.domain))
+
+    def _copied(self, tensor: gs.Tensor, outside: set[str]) -> gs.Tensor:
+        if not tensor.name:
+            return gs.Variable.empty()
+        if tensor.name not in self._tensors:
+            own = isinstance(tensor, gs.Constant) and tensor.name not in outside
+            copied = gs.Constant(tensor.name, tensor._values) if own else gs.Variable(tensor.name)
+            self._tensors[tensor.name] = copied
+        return self._tensors[tensor.name]
+
+    def to_body(self, inputs: Sequence[gs.Variable], outputs: Sequence[Value]) -> gs.Graph:
+        """The graph as the body of a control-flow node."""
+        results = []
+        for value in outputs:
+            self._tensors[value.name].dtype = value.dtype
+            results.append(self._tensors[value.name])
+        return gs.Graph(self._live(outputs), list(inputs), results, name="body", opset=self.opset)
+
     # ------------------------------------------------------------------ export
 
     def to_proto(self, wanted: Sequence[Value]) -> onnx.GraphProto:
         """The nodes that the wanted values need, in order, and their initializers."""
+        graph = gs.Graph(nodes=self._live(wanted), name="variance", opset=self.opset)
+        return gs.export_onnx(graph, do_type_check=False).graph
+
+    def _live(self, wanted: Sequence[Value]) -> list[gs.Node]:
         needed = {value.name for value in wanted}
         live = []
         for node in reversed(self.nodes):
             if any(tensor.name in needed for tensor in node.outputs):
-                needed.update(tensor.name for tensor in node.inputs)
+                needed.update(names_read(node))
                 live.append(node)
-        graph = gs.Graph(nodes=live[::-1], name="variance", opset=self.opset)
-        return gs.export_onnx(graph, do_type_check=False).graph
+        return live[::-1]
+
+
+def names_read(node: gs.Node) -> Iterator[str]:
+    """Names of all tensors that a node reads, also those that its subgraphs take from outside."""
+    yield from (tensor.name for tensor in node.inputs if tensor.name)
+    for value in node.attrs.values():
+        if isinstance(value, gs.Graph):
+            yield from (tensor.name for tensor in value.outputs)
+            for inner in value.nodes:
+                yield from names_read(inner)
 
 
 def _label(array: np.ndarray) -> str:

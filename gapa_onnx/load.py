@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnx_graphsurgeon as gs
 from google.protobuf.message import DecodeError
 from onnx_graphsurgeon.logger import G_LOGGER
@@ -23,7 +24,8 @@ OLDEST_OPSET = 7  # before it, broadcasting was an attribute of each operator
 class SourceModel:
     """A model as it was given, with a view of its graph that knows types and shapes."""
 
-    proto: onnx.ModelProto = field(repr=False)
+    given: onnx.ModelProto = field(repr=False)  #: as it came; what the converted file is held against
+    proto: onnx.ModelProto = field(repr=False)  #: with the model's own functions inlined, else the same
     graph: gs.Graph = field(repr=False)  #: read only; types and shapes inferred
     opset: int  #: of the default domain
     sha256: str
@@ -66,10 +68,12 @@ def load(model: str | Path | onnx.ModelProto) -> SourceModel:
             f"{_name(path)} uses opset {opset}; opsets {OLDEST_OPSET} and newer are supported",
             "raise it with onnx.version_converter.convert_version(model, 13)",
         )
+    given, proto = proto, _inline(proto, path)
     inferred = _infer_shapes(proto, path)
     G_LOGGER.severity = G_LOGGER.CRITICAL  # graphsurgeon prints to stdout, which is the user's
     graph = gs.import_onnx(inferred)
     return SourceModel(
+        given=given,
         proto=proto,
         graph=graph,
         opset=opset,
@@ -112,6 +116,17 @@ def _hash(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _inline(proto: onnx.ModelProto, path: Path | None) -> onnx.ModelProto:
+    """A model's own functions put in place of their calls, which onnxruntime does first of all too:
+    their layers and activations become visible, and the graph that runs is the same."""
+    if not proto.functions:
+        return proto
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except Exception as error:
+        raise UserError(f"the functions of {_name(path)} cannot be inlined: {error}", "export it without functions") from error
 
 
 def _infer_shapes(proto: onnx.ModelProto, path: Path | None) -> onnx.ModelProto:

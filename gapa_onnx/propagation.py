@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
 
-from gapa_onnx.graph import Value, VarianceGraph
+from gapa_onnx.graph import Value, VarianceGraph, names_read
 from gapa_onnx.load import SourceModel
+from gapa_onnx.expansion import expansion
 from gapa_onnx.patterns import Composite, find_composites
-from gapa_onnx.rules import Deterministic, NodeView, Options, Refusal, Refused, VirtualNode, behaviour
+from gapa_onnx.rules import Deterministic, NodeView, Options, Refusal, Refused, VirtualNode, behaviour, is_declared
 from gapa_onnx.rules.view import is_float, variance_dtype
 from gapa_onnx.sites import Site
 
@@ -81,6 +82,7 @@ class _Walk:
         self.birth = birth
         self.cut = cut
         self.options = options
+        self.outside = set(source.graph.tensors())  #: names that are visible in subgraphs
         self.variances: dict[str, Value] = {}
         self.refused: list[RefusedNode] = []
 
@@ -92,7 +94,7 @@ class _Walk:
                 self._visit(composites[id(node)].node if id(node) in composites else node)
 
     def _visit(self, node: gs.Node | VirtualNode) -> None:
-        uncertain = any(name in self.variances for name in _names_read(node))
+        uncertain = any(name in self.variances for name in names_read(node))
         arriving = self._arriving(node) if uncertain else [None] * len(node.outputs)
         for tensor, var in zip(node.outputs, arriving):
             self.settle(tensor, var)
@@ -105,16 +107,39 @@ class _Walk:
             return nothing
         try:
             if isinstance(entry, Refusal):
-                raise Refused(entry.reason)
-            if any(isinstance(value, gs.Graph) for value in node.attrs.values()):
-                raise Refused("variance does not pass through its subgraphs yet")
+                body = None if is_declared(node.domain, node.op) else expansion(node, self.graph)
+                if body is None:
+                    raise Refused(entry.reason)
+                return self._through(body)
             with self.graph.scope(f"{node.outputs[0].name}/var"):
-                result = entry.apply(NodeView(self.graph, node, self.variances.get, self.options))
+                view = NodeView(self.graph, node, self.variances.get, self.options, self._within)
+                result = entry.apply(view)
             return result if isinstance(result, tuple) else (result,)
         except Refused as refusal:
             operator = f"{node.domain}::{node.op}" if node.domain else node.op
-            self.refused.append(RefusedNode(node.name or node.outputs[0].name, operator, str(refusal)))
+            entry = RefusedNode(node.name or node.outputs[0].name, operator, str(refusal))
+            if entry not in self.refused:  # the body of a loop may be walked more than once
+                self.refused.append(entry)
             return nothing if self.cut else [self._stand_in(tensor) for tensor in node.outputs]
+
+    def _within(self, body: gs.Graph, graph: VarianceGraph, known: dict[str, Value]) -> dict[str, Value]:
+        """The variances inside a subgraph, emitted into `graph`; `known` are those of its inputs."""
+        walk = _Walk(self.source, graph, {}, self.birth, self.cut, self.options)
+        walk.refused = self.refused
+        captured = {name for node in body.nodes for name in names_read(node)} | {t.name for t in body.outputs}
+        walk.variances = {name: graph.adopt(var) for name, var in self.variances.items() if name in captured}
+        walk.variances.update(known)
+        graph.copy(body.nodes, outside=self.outside)
+        walk.outside = self.outside | set(body.tensors())
+        walk.visit_all(body, _live_tensors(body))
+        return walk.variances
+
+    def _through(self, body: gs.Graph) -> list[Value | None]:
+        """The variances of an operator that is spelled out by others, which compute its means again."""
+        outside = self.outside | {tensor.name for tensor in body.inputs}
+        self.graph.copy(body.nodes, outside)
+        self.visit_all(body, _live_tensors(body))
+        return [self.variances.get(tensor.name) for tensor in body.outputs]
 
     def _stand_in(self, tensor: gs.Tensor) -> Value | None:
         if not tensor.name or not is_float(tensor.dtype):
@@ -145,20 +170,10 @@ def _hidden_nodes(composites: Iterable[Composite], outputs: set[str]) -> set[int
     return hidden
 
 
-def _names_read(node: gs.Node | VirtualNode) -> Iterator[str]:
-    """Names of all tensors that a node reads, also those that its subgraphs take from outside."""
-    yield from (tensor.name for tensor in node.inputs if tensor.name)
-    for value in node.attrs.values():
-        if isinstance(value, gs.Graph):
-            yield from (tensor.name for tensor in value.outputs)
-            for inner in value.nodes:
-                yield from _names_read(inner)
-
-
 def _live_tensors(graph: gs.Graph) -> set[str]:
     """Names of the tensors that some output depends on."""
     live = {tensor.name for tensor in graph.outputs}
     for node in reversed(graph.nodes):
         if any(tensor.name in live for tensor in node.outputs):
-            live.update(_names_read(node))
+            live.update(names_read(node))
     return live

@@ -7,11 +7,11 @@ table and the families, `view` what a rule sees.
 
 from __future__ import annotations
 
-from gapa_onnx.rules import elementwise, linear, reduction, structural  # noqa: F401  (they fill the table)
-from gapa_onnx.rules.registry import TABLE, Accuracy, Behaviour, Deterministic, Refusal, Rule, behaviour
+from gapa_onnx.rules import control_flow, elementwise, linear, reduction, structural  # noqa: F401  (they fill the table)
+from gapa_onnx.rules.registry import TABLE, Accuracy, Behaviour, Deterministic, Refusal, Rule, behaviour, is_declared
 from gapa_onnx.rules.view import NodeView, Operand, Options, Refused, VirtualNode
 
 __all__ = [
     "TABLE", "Accuracy", "Behaviour", "Deterministic", "NodeView", "Operand", "Options", "Refusal", "Refused",
-    "Rule", "VirtualNode", "behaviour",
+    "Rule", "VirtualNode", "behaviour", "is_declared",
 ]  # fmt: skip

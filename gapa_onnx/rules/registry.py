@@ -32,6 +32,7 @@ class Accuracy(enum.Enum):
 
     EXACT = "exact"
     FIRST_ORDER = "first order"
+    COMPOSED = "composed"  # as true as the rules of what is inside
     HEURISTIC = "heuristic"
 
 
@@ -65,10 +66,18 @@ Behaviour = Rule | Deterministic | Refusal
 TABLE: dict[Key, Behaviour] = {}
 
 
+def _key(domain: str | None, op_type: str) -> Key:
+    return "" if domain in (None, "ai.onnx") else domain, op_type
+
+
+def is_declared(domain: str | None, op_type: str) -> bool:
+    """Whether the table has an entry for an operator."""
+    return _key(domain, op_type) in TABLE
+
+
 def behaviour(domain: str | None, op_type: str) -> Behaviour:
     """The behaviour of an operator; never fails."""
-    domain = "" if domain in (None, "ai.onnx") else domain
-    found = TABLE.get((domain, op_type))
+    found = TABLE.get(_key(domain, op_type))
     if found is not None:
         return found
     return Refusal(f"no rule for {domain + '::' if domain else ''}{op_type} yet")

@@ -126,6 +126,8 @@ class NodeView:
     node: gs.Node | VirtualNode
     variance_of: Callable[[str], Value | None]
     options: Options = Options()
+    #: variances inside a subgraph: (body, graph to emit into, variances of its inputs) -> by name
+    within: Callable[[gs.Graph, VarianceGraph, dict[str, Value]], dict[str, Value]] | None = None
 
     @property
     def op_type(self) -> str:
