@@ -21,7 +21,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.graph import Value, VarianceGraph
+from gapa_onnx.graph import Value, VarianceGraph, names_read
 from gapa_onnx.load import SourceModel
 from gapa_onnx.rules import Rule, behaviour
 from gapa_onnx.rules.view import is_float
@@ -99,7 +99,11 @@ def find_sites(source: SourceModel, spec: str) -> tuple[Site, ...]:
 
 
 def is_layer(node: gs.Node, constants: set[str]) -> bool:
-    """A linear layer: weights known, data not."""
+    """A linear layer: weights known, data not. Control flow with a layer in its body counts as one:
+    its interior tensors are out of reach, what goes in is not."""
+    if _has_subgraph(node):
+        bodies = [value for value in node.attrs.values() if isinstance(value, gs.Graph)]
+        return any(is_layer(inner, constants | constant_names(body)) for body in bodies for inner in body.nodes)
     rule = behaviour(node.domain, node.op)
     if not (isinstance(rule, Rule) and rule.linear):
         return False
@@ -110,9 +114,12 @@ def is_layer(node: gs.Node, constants: set[str]) -> bool:
 def constant_tensors(source: SourceModel) -> set[str]:
     """Names of the tensors that do not depend on what is fed. An initializer may also be listed as an
     input, which old files had to do."""
-    graph = source.graph
-    names = {tensor.name for tensor in graph.tensors().values() if isinstance(tensor, gs.Constant)}
-    names |= {tensor.name for tensor in source.proto.graph.initializer}
+    return constant_names(source.graph, {tensor.name for tensor in source.proto.graph.initializer})
+
+
+def constant_names(graph: gs.Graph, known: set[str] = frozenset()) -> set[str]:
+    """Names of the constants of a graph and of all that is computed from them alone."""
+    names = {tensor.name for tensor in graph.tensors().values() if isinstance(tensor, gs.Constant)} | known
     for node in graph.nodes:
         if not node.op.startswith(("Random", "Bernoulli", "Multinomial")) and not _has_subgraph(node):
             if all(tensor.name in names or not tensor.name for tensor in node.inputs):
@@ -128,9 +135,12 @@ def _auto(source: SourceModel) -> list[Site]:
     """The penultimate representation: what goes into the last linear layer of each output, at its
     activation if only reshaping lies between, else the identity there."""
     constants = constant_tensors(source)
+    tensors = source.graph.tensors()
     sites = []
     for layer in _last_layers(source, constants):
-        data = next(tensor for tensor in layer.inputs[:2] if tensor.name not in constants)
+        data = _data_of(layer, constants, tensors)
+        if data is None:
+            continue
         tensor, reshaped = data, False
         while len(tensor.inputs) == 1 and tensor.inputs[0].op in _CARRIERS:
             reshaped = reshaped or tensor.inputs[0].op not in ("Dropout", "Identity")
@@ -141,6 +151,12 @@ def _auto(source: SourceModel) -> list[Site]:
         else:
             sites.append(_at_tensor(data, _map_layout(data, reshaped=False)))
     return sites
+
+
+def _data_of(layer: gs.Node, constants: set[str], tensors: dict[str, gs.Tensor]) -> gs.Tensor | None:
+    """The first tensor of the graph that a layer reads and that is not known beforehand."""
+    read = (tensors[name] for name in names_read(layer) if name in tensors and name not in constants)
+    return next((tensor for tensor in read if is_float(tensor.dtype)), None)
 
 
 _CARRIERS = ("Dropout", "Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze")

@@ -139,3 +139,12 @@ def test_operator_table_names_every_operator():
     assert rows["Relu"].behaviour == "rule" and rows["Relu"].accuracy == "first order"
     assert rows["Shape"].behaviour == "deterministic"
     assert rows["Det"].behaviour == "refused" and "no rule" in rows["Det"].reason
+
+
+def test_control_flow_with_a_layer_inside_counts_as_one():
+    """Its interior is out of reach; the tensor that goes in becomes the site."""
+    body = """h = Tanh(x)
+        y = If <then_branch = one () => (float[n, 2] a) { a = MatMul(h, w) },
+                else_branch = other () => (float[n, 2] b) { m = MatMul(h, w)  b = Neg(m) }> (c)"""
+    (site,) = find_sites(model(body, "float[n, 4] x, bool c", w=(4, 2)), "auto")
+    assert (site.output, site.activation) == ("h", "Tanh")
