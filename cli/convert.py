@@ -30,6 +30,7 @@ def convert(
     out: _Out = None,
     sites: options.Sites = _DEFAULTS.sites,
     on_unsupported: options.OnUnsupported = _DEFAULTS.on_unsupported,
+    attention: options.Attention = _DEFAULTS.attention,
     inducing: options.Inducing = _DEFAULTS.inducing,
     m: options.Points = _DEFAULTS.m,
     k: options.Neighbours = _DEFAULTS.k,
@@ -59,6 +60,7 @@ def convert(
         metric=metric,
         jitter=jitter,
         on_unsupported=on_unsupported,
+        attention=attention,
         seed=seed,
     )
     if paper:
@@ -106,7 +108,7 @@ def _rehearse(
     from gapa_onnx.load import load
 
     writable(out)
-    plan = analyse(load(model), settings.sites, cut=settings.cut)
+    plan = analyse(load(model), settings.sites, cut=settings.cut, options=settings.rule_options)
     data = open_data(calib, plan.source.inputs, images)
     batch = next(data.batches(1))
     answer = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.settings import INDEXES, INDUCING, METRICS, ON_UNSUPPORTED
+from gapa_onnx.settings import ATTENTION, INDEXES, INDUCING, METRICS, ON_UNSUPPORTED
 
 if TYPE_CHECKING:
     from gapa_onnx.data import ImageOptions
@@ -72,6 +72,14 @@ OnUnsupported = Annotated[
         "--on-unsupported",
         metavar="|".join(ON_UNSUPPORTED),
         help="At an operator without a variance rule: stop, or count what leaves it as certain.",
+    ),
+]
+Attention = Annotated[
+    str,
+    typer.Option(
+        "--attention",
+        metavar="|".join(ATTENTION),
+        help="What is uncertain where a model attends: the values, or the attention weights too.",
     ),
 ]
 Inducing = Annotated[

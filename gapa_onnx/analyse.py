@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from gapa_onnx.errors import UserError
 from gapa_onnx.load import SourceModel
 from gapa_onnx.propagation import RefusedNode, propagate
-from gapa_onnx.rules import Deterministic, Refusal, behaviour
-from gapa_onnx.rules.view import is_float
+from gapa_onnx.rules import Deterministic, Options, Refusal, behaviour
+from gapa_onnx.rules.view import is_float, is_quantised
 from gapa_onnx.sites import Site, find_sites
 
 
@@ -37,21 +37,30 @@ class Plan:
     outputs: tuple[str, ...]  #: graph outputs that get a variance
     certain_outputs: tuple[str, ...]  #: float outputs that no site reaches
     refused: tuple[RefusedNode, ...]  #: nodes behind a site whose variance cannot be stated
+    options: Options = Options()  #: choices that rules ask for
 
 
-def analyse(source: SourceModel, sites: str = "auto", *, cut: bool = False) -> Plan:
+def analyse(
+    source: SourceModel, sites: str = "auto", *, cut: bool = False, options: Options = Options()
+) -> Plan:
     """Choose the sites and rehearse the propagation with stand-ins for their variances."""
     chosen = find_sites(source, sites)
     rehearsal = propagate(
-        source, chosen, lambda graph, site: graph.tensor(f"{site.prefix}/own", "float32"), cut=cut
+        source,
+        chosen,
+        lambda graph, site: graph.tensor(f"{site.prefix}/own", "float32"),
+        cut=cut,
+        options=options,
     )
     floats = [tensor.name for tensor in source.outputs if is_float(tensor.dtype)]
+    carriers = [tensor.name for tensor in source.outputs if is_float(tensor.dtype) or is_quantised(tensor.dtype)]
     return Plan(
         source=source,
         sites=chosen,
-        outputs=tuple(name for name in floats if name in rehearsal.variances),
+        outputs=tuple(name for name in carriers if name in rehearsal.variances),
         certain_outputs=tuple(name for name in floats if name not in rehearsal.variances),
         refused=rehearsal.refused,
+        options=options,
     )
 
 

@@ -23,9 +23,9 @@ from gapa_onnx import inducing, statistics
 from gapa_onnx.analyse import Plan
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
-from gapa_onnx.graph import VarianceGraph
 from gapa_onnx.load import SourceModel
 from gapa_onnx.op.index import Index, build_index, share_error
+from gapa_onnx.qdq import reading_graph
 from gapa_onnx.runtime import first_line, open_session
 from gapa_onnx.settings import Settings
 from gapa_onnx.sites import Layout, Site, arrange
@@ -33,6 +33,7 @@ from gapa_onnx.splice import splice
 
 SAMPLE_BYTES = 256 << 20  # rows kept for choosing inducing points, all sites together
 INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
+MOST_BATCH_ROWS = 256
 BATCH_NUMBERS = 1 << 20  # input numbers per batch: 256 rows of 64 x 64 pixels
 HELD_OUT_ROWS = 2000  # rows for leave-one-out shares and for the recall of an index
 MEDIAN_SHARE = 0.02  # target of the default scale, chosen on two data sets (method notes, 2)
@@ -66,6 +67,7 @@ class Calibration:
 
     fits: tuple[SiteFit, ...]
     rows: int  #: batch rows read
+    batch_rows: int  #: rows that were fed at a time
     dropped: int  #: query rows left out for a NaN or an infinity
     description: str
 
@@ -76,13 +78,14 @@ def calibrate(
     """Run the source model over the data and fit each site."""
     collectors = [_Collector(site, settings, len(plan.sites)) for site in plan.sites]
     inputs = _InputSample(settings.seed) if settings.length_scale == "input" else None
-    rows = _stream(plan, data, collectors, inputs, progress)
+    rows, batch_rows = _stream(plan, data, collectors, inputs, progress)
     fits = []
     for number, collector in enumerate(collectors):
         progress(f"fitting {collector.site.name}", number / len(collectors))
         fits.append(_fit(collector, settings, inputs))
     progress("fitting", 1.0)
-    return Calibration(tuple(fits), rows, sum(c.dropped for c in collectors), data.description)
+    dropped = sum(collector.dropped for collector in collectors)
+    return Calibration(tuple(fits), rows, batch_rows, dropped, data.description)
 
 
 # ------------------------------------------------------------------ the pass
@@ -94,10 +97,10 @@ def _stream(
     collectors: Sequence[_Collector],
     inputs: _InputSample | None,
     progress: Progress,
-) -> int:
+) -> tuple[int, int]:
     session, queries, maps = _exposing_session(plan.source, plan.sites)
-    rows = 0
-    for batch in data.batches(comfortable_rows(data)):
+    rows, batch_rows = 0, _batch_rows(session, data)
+    for batch in data.batches(batch_rows):
         try:
             answers = session.run([*queries, *maps], batch)
         except Exception as error:  # onnxruntime has no common base class for its errors
@@ -112,24 +115,33 @@ def _stream(
         if inputs is not None:
             inputs.add(batch)
         progress("reading calibration data", rows / data.rows if data.rows else 0.0)
-    return rows
+    return rows, batch_rows
 
 
 def _rows(batch: dict[str, np.ndarray]) -> int:
     return max((array.shape[0] for array in batch.values() if array.ndim), default=1)
 
 
-def comfortable_rows(data: DataSource, most: int = 256) -> int:
-    """Rows per batch, by the size of the first row: memory is bounded by a batch, not by the data."""
+def _batch_rows(session: InferenceSession, data: DataSource) -> int:
+    """Rows to feed at a time, by the size of the first row: memory is bounded by a batch, not by the data.
+
+    Some models declare a free batch axis and yet take one row only; they are found out here.
+    """
     first = next(iter(data.batches(1)))
-    return max(1, min(most, BATCH_NUMBERS // max(1, sum(array.size for array in first.values()))))
+    rows = max(1, min(MOST_BATCH_ROWS, BATCH_NUMBERS // max(1, sum(array.size for array in first.values()))))
+    if rows > 1:
+        try:
+            session.run(None, next(iter(data.batches(2))))
+        except Exception:  # the pass itself says what is wrong, if one row fails as well
+            return 1
+    return rows
 
 
 def _exposing_session(
     source: SourceModel, sites: Sequence[Site]
 ) -> tuple[InferenceSession, list[str], list[str]]:
     """The source model with the queries of each site as outputs, and the maps that are pooled or flattened."""
-    graph = VarianceGraph(source.opset, set(source.names))
+    graph = reading_graph(source)
     tensors = source.graph.tensors()
     queries = []
     for site in sites:

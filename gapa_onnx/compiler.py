@@ -20,7 +20,7 @@ from typing import Any
 import onnx
 
 from gapa_onnx.analyse import Plan, analyse, require_convertible
-from gapa_onnx.calibrate import Calibration, calibrate, comfortable_rows
+from gapa_onnx.calibrate import Calibration, calibrate
 from gapa_onnx.data import ImageOptions, open_data
 from gapa_onnx.emit import emit, save
 from gapa_onnx.errors import UserError
@@ -77,14 +77,15 @@ def convert(
     source = load(model)
     if out is not None and source.path is not None and out.resolve() == source.path.resolve():
         raise UserError("the output would replace the source model", "choose another name with -o")
-    plan = analyse(source, settings.sites, cut=settings.cut)
+    plan = analyse(source, settings.sites, cut=settings.cut, options=settings.rule_options)
     require_convertible(plan, cut=settings.cut)
     data = open_data(calib, source.inputs, images)
     calibration = calibrate(plan, data, settings, progress)
     rewritten = rewrite(plan, calibration, cut=settings.cut)
     converted = emit(plan, calibration, rewritten, settings)
     progress("verifying", 0.0)
-    checks = verify(source.given, converted, itertools.islice(data.batches(comfortable_rows(data, VERIFIED_ROWS)), 1))
+    sample = data.batches(min(calibration.batch_rows, VERIFIED_ROWS))
+    checks = verify(source.given, converted, itertools.islice(sample, 1))
     progress("verifying", 1.0)
 
     failed = [check for check in checks if not check.passed]

@@ -117,10 +117,12 @@ class VarianceGraph:
     ----------
     opset: the model's version of the default domain; every node is written for it.
     taken: names that the source graph uses; none of them is given out again.
+    twins: tensors of the source graph that are read in place of others, see `qdq`.
     """
 
-    def __init__(self, opset: int, taken: set[str]):
+    def __init__(self, opset: int, taken: set[str], twins: dict[str, str] | None = None):
         self.opset = opset
+        self._twins = twins or {}
         self.nodes: list[gs.Node] = []
         self._taken = set(taken)
         self._taken.discard("")
@@ -133,7 +135,8 @@ class VarianceGraph:
     # ------------------------------------------------------------------ values
 
     def tensor(self, name: str, dtype: np.dtype) -> Value:
-        """A tensor of the source graph, as it is."""
+        """A tensor of the source graph, as it is, or its twin."""
+        name = self._twins.get(name, name)
         if name not in self._tensors:
             self._tensors[name] = gs.Variable(name)
         return Value(self, name, dtype)
@@ -275,6 +278,51 @@ class VarianceGraph:
             return self.emit("Min", value, value._lift(bound))
         return value * (value < bound) + bound * (value >= bound)
 
+    def at_least(self, value: Value, bound: float) -> Value:
+        """max(value, bound); a NaN stays one."""
+        if self.opset >= 8:
+            return self.emit("Max", value, value._lift(bound))
+        return value * (value > bound) + bound * (value <= bound)
+
+    def slice(self, value: Value, axis: int, start: int, end: int | None) -> Value:
+        """Elements start … end - 1 of an axis, to its end for None. Bounds are inputs from opset 10 on."""
+        end = np.iinfo(np.int32).max if end is None else end
+        if self.opset >= 10:
+            return self.emit("Slice", value, self.ints(start), self.ints(end), self.ints(axis))
+        return self.emit("Slice", value, axes=[axis], starts=[start], ends=[end])
+
+    def split(self, value: Value, parts: int, axis: int) -> list[Value]:
+        """Equal parts of an axis. Their number must be told apart from their outputs from opset 18 on."""
+        count = {"num_outputs": parts} if self.opset >= 18 else {}
+        pieces = self.emit("Split", value, outputs=parts, axis=axis, **count)
+        return list(pieces) if parts > 1 else [pieces]
+
+    def where(self, condition: Value, a: Value, b: Value) -> Value:
+        """a where the condition (bool) holds, else b; what is not chosen may be NaN from opset 9 on."""
+        if self.opset >= 9:
+            return self.emit("Where", condition, a, b, dtype=a.dtype)
+        chosen = self.cast(condition, a.dtype)
+        return chosen * a + (1 - chosen) * b
+
+    def dimension(self, value: Value, axis: int) -> Value:
+        """The size of an axis at run time, a 1-d int64 tensor of one element."""
+        if axis < 0 and self.opset < 11:
+            raise ValueError("negative indices of Gather are known from opset 11 on")
+        return self.emit("Gather", self.shape(value), self.ints(axis), axis=0)
+
+    def positions(self, count: Value) -> Value:
+        """0, 1, …, count - 1 as int64, from a 1-d count; for opset 9 and newer."""
+        ones = self.emit("ConstantOfShape", count, value=gs.Constant("value", np.ones(1, np.int64)))
+        return self.emit("Reshape", self.emit("NonZero", ones), self.ints(-1))
+
+    def eye(self, size: Value, dtype: np.dtype) -> Value:
+        """An identity matrix, from a 1-d size; before opset 9 the size must be a constant."""
+        if self.opset < 9:
+            return self.constant(np.eye(int(self._tensors[size.name].values[0]), dtype=dtype))
+        square = self.emit("Concat", size, size, axis=0)
+        zero = gs.Constant("value", np.zeros(1, dtype))
+        return self.emit("EyeLike", self.emit("ConstantOfShape", square, value=zero, dtype=dtype))
+
     def zeros(self, like: Value) -> Value:
         """Zeros in the shape of another tensor, also where that one holds an infinity."""
         if self.opset >= 9:
@@ -286,7 +334,7 @@ class VarianceGraph:
 
     def child(self) -> VarianceGraph:
         """An empty graph for the body of an If, Loop or Scan; `close` ends it."""
-        return VarianceGraph(self.opset, self._taken)
+        return VarianceGraph(self.opset, self._taken, self._twins)
 
     def close(self, child: VarianceGraph) -> None:
         """Keep the names of a body from being given out again outside, where they would be shadowed."""
@@ -294,6 +342,10 @@ class VarianceGraph:
 
     def adopt(self, value: Value) -> Value:
         """A value of an enclosing graph, so that arithmetic with it emits nodes here."""
+        tensor = value.graph._tensors[value.name]
+        if isinstance(tensor, gs.Constant):  # what only a body reads would not be exported outside
+            return self.constant(tensor.values)
+        value.graph._final.add(value.name)  # a body reads it by its name, which must not change any more
         return self.tensor(value.name, value.dtype)
 
     def copy(self, nodes: Iterable[gs.Node], outside: set[str]) -> None:

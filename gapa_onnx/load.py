@@ -16,8 +16,10 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
 from gapa_onnx.provenance import METADATA_KEY
+from gapa_onnx.shapes import infer_shapes
 
 OLDEST_OPSET = 7  # before it, broadcasting was an attribute of each operator
+OPSET_WHERE_NONE = 17  # for models of ai.onnx.ml operators only; the oldest onnxruntime that we serve knows it
 
 
 @dataclass(frozen=True)
@@ -58,18 +60,15 @@ def load(model: str | Path | onnx.ModelProto) -> SourceModel:
     opset = max(
         (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=None
     )
-    if opset is None:
-        raise UserError(
-            f"{_name(path)} imports no version of the ONNX operators",
-            "models made of ai.onnx.ml operators only have no activations to place a site at",
-        )
-    if opset < OLDEST_OPSET:
+    if opset is not None and opset < OLDEST_OPSET:
         raise UserError(
             f"{_name(path)} uses opset {opset}; opsets {OLDEST_OPSET} and newer are supported",
             "raise it with onnx.version_converter.convert_version(model, 13)",
         )
     given, proto = proto, _inline(proto, path)
-    inferred = _infer_shapes(proto, path)
+    if opset is None:
+        proto, opset = _with_default_domain(proto), OPSET_WHERE_NONE
+    inferred = infer_shapes(proto)
     G_LOGGER.severity = G_LOGGER.CRITICAL  # graphsurgeon prints to stdout, which is the user's
     graph = gs.import_onnx(inferred)
     return SourceModel(
@@ -77,7 +76,7 @@ def load(model: str | Path | onnx.ModelProto) -> SourceModel:
         proto=proto,
         graph=graph,
         opset=opset,
-        sha256=hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+        sha256=hashlib.sha256(given.SerializeToString(deterministic=True)).hexdigest()
         if path is None
         else _hash(path),
         path=path,
@@ -129,12 +128,12 @@ def _inline(proto: onnx.ModelProto, path: Path | None) -> onnx.ModelProto:
         raise UserError(f"the functions of {_name(path)} cannot be inlined: {error}", "export it without functions") from error
 
 
-def _infer_shapes(proto: onnx.ModelProto, path: Path | None) -> onnx.ModelProto:
-    """Types and shapes as far as they can be known; the model itself where inference fails."""
-    try:
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    except Exception:  # a model with odd annotations may still run: what is unknown is met later
-        return proto
+def _with_default_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model, which imports ONNX's own operators too: variances are computed with them."""
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    model.opset_import.add(domain="", version=OPSET_WHERE_NONE)
+    return model
 
 
 def _inputs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:

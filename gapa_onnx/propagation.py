@@ -17,8 +17,9 @@ from gapa_onnx.graph import Value, VarianceGraph, names_read
 from gapa_onnx.load import SourceModel
 from gapa_onnx.expansion import expansion
 from gapa_onnx.patterns import Composite, find_composites
+from gapa_onnx.qdq import reading_graph
 from gapa_onnx.rules import Deterministic, NodeView, Options, Refusal, Refused, VirtualNode, behaviour, is_declared
-from gapa_onnx.rules.view import is_float, variance_dtype
+from gapa_onnx.rules.view import is_float, is_quantised, variance_dtype
 from gapa_onnx.sites import Site
 
 
@@ -56,7 +57,7 @@ def propagate(
     `birth` emits the variance that a site adds. A refused node is recorded; with `cut` its outputs
     count as certain, without it the walk goes on behind it, so that all refusals are found.
     """
-    graph = VarianceGraph(source.opset, set(source.names))
+    graph = reading_graph(source)
     walk = _Walk(source, graph, {site.output: site for site in sites}, birth, cut, options)
     for tensor in source.graph.inputs:
         walk.settle(tensor, None)
@@ -87,7 +88,9 @@ class _Walk:
         self.refused: list[RefusedNode] = []
 
     def visit_all(self, graph: gs.Graph, live: set[str]) -> None:
-        composites = {id(c.last): c for c in find_composites(graph, visible=set(self.sites))}
+        found = find_composites(graph, visible=set(self.sites))
+        # One without a rule would be spelled out again, for ever.
+        composites = {id(c.last): c for c in found if is_declared(c.node.domain, c.node.op)}
         hidden = _hidden_nodes(composites.values(), {tensor.name for tensor in graph.outputs})
         for node in graph.nodes:
             if id(node) not in hidden and any(tensor.name in live for tensor in node.outputs):
@@ -111,13 +114,13 @@ class _Walk:
                 if body is None:
                     raise Refused(entry.reason)
                 return self._through(body)
-            with self.graph.scope(f"{node.outputs[0].name}/var"):
+            with self.graph.scope(f"{_named(node)}/var"):
                 view = NodeView(self.graph, node, self.variances.get, self.options, self._within)
                 result = entry.apply(view)
             return result if isinstance(result, tuple) else (result,)
         except Refused as refusal:
             operator = f"{node.domain}::{node.op}" if node.domain else node.op
-            entry = RefusedNode(node.name or node.outputs[0].name, operator, str(refusal))
+            entry = RefusedNode(node.name or _named(node), operator, str(refusal))
             if entry not in self.refused:  # the body of a loop may be walked more than once
                 self.refused.append(entry)
             return nothing if self.cut else [self._stand_in(tensor) for tensor in node.outputs]
@@ -142,7 +145,7 @@ class _Walk:
         return [self.variances.get(tensor.name) for tensor in body.outputs]
 
     def _stand_in(self, tensor: gs.Tensor) -> Value | None:
-        if not tensor.name or not is_float(tensor.dtype):
+        if not tensor.name or not (is_float(tensor.dtype) or is_quantised(tensor.dtype)):
             return None
         return self.graph.tensor(f"{tensor.name}/var", variance_dtype(tensor.dtype))
 
@@ -158,16 +161,14 @@ class _Walk:
             self.variances[tensor.name] = self.graph.rename(var, f"{tensor.name}/var")
 
 
+def _named(node: gs.Node | VirtualNode) -> str:
+    """The first output that is not left out."""
+    return next(tensor.name for tensor in node.outputs if tensor.name)
+
+
 def _hidden_nodes(composites: Iterable[Composite], outputs: set[str]) -> set[int]:
-    """Interior nodes of composites that nothing outside their group reads."""
-    hidden = set()
-    for composite in composites:
-        group = {id(node) for node in (composite.last, *composite.interior)}
-        for node in composite.interior:
-            readers = [reader for tensor in node.outputs for reader in tensor.outputs]
-            if all(id(r) in group for r in readers) and not any(t.name in outputs for t in node.outputs):
-                hidden.add(id(node))
-    return hidden
+    """Interior nodes of composites that nothing outside their group needs."""
+    return set().union(*(composite.hidden(outputs) for composite in composites))
 
 
 def _live_tensors(graph: gs.Graph) -> set[str]:

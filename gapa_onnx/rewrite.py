@@ -47,7 +47,7 @@ def rewrite(plan: Plan, calibration: Calibration, *, cut: bool = False) -> Rewri
         query = graph.tensor(site.query, tensors[site.query].dtype or np.float32)
         return own_variance(graph, fits[site.output], query)
 
-    result = propagate(source, plan.sites, birth, cut=cut)
+    result = propagate(source, plan.sites, birth, cut=cut, options=plan.options)
     graph = result.graph
     wanted, infos, variance_of = [], [], {}
     for output in source.proto.graph.output:

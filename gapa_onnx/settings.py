@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gapa_onnx.errors import UserError
+
+if TYPE_CHECKING:
+    from gapa_onnx.rules import Options
 
 INDUCING = ("kmeans", "fps", "random", "all")
 INDEXES = ("auto", "flat", "ivf", "hnsw", "ivfpq")
 METRICS = ("euclidean", "whitened")
 ON_UNSUPPORTED = ("error", "cut")
+ATTENTION = ("values", "full")
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Settings:
     metric: str = "euclidean"
     jitter: float = 1e-6  #: relative to the prior variance
     on_unsupported: str = "error"
+    attention: str = "values"  #: what is uncertain in attention: the values, or its weights too
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -33,6 +39,7 @@ class Settings:
         _one_of("--index", self.index, INDEXES)
         _one_of("--metric", self.metric, METRICS)
         _one_of("--on-unsupported", self.on_unsupported, ON_UNSUPPORTED)
+        _one_of("--attention", self.attention, ATTENTION)
         for option, number in (("--m", self.m), ("--k", self.k)):
             if number < 1:
                 raise UserError(f"{option} is {number}; it must be at least 1")
@@ -54,6 +61,13 @@ class Settings:
     @property
     def cut(self) -> bool:
         return self.on_unsupported == "cut"
+
+    @property
+    def rule_options(self) -> Options:
+        """The choices that rules ask for."""
+        from gapa_onnx.rules import Options
+
+        return Options(attention=self.attention)
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -1,7 +1,7 @@
 """Where Gaussian-process activations go, and how a tensor there is cut into queries.
 
-A site is an activation node (its input is the query, its output becomes uncertain) or any float
-tensor (both at once, with the identity as activation). What one query is:
+A site is an activation node (its input is the query, its output becomes uncertain) or any float or
+quantised tensor (both at once, with the identity as activation). What one query is:
 
     rows       (…, d)         each index of the leading axes is a query, the last axis its features
     positions  (n, c, h, w)   each position of a convolutional map is a query of c features
@@ -23,8 +23,10 @@ import onnx_graphsurgeon as gs
 from gapa_onnx.errors import UserError
 from gapa_onnx.graph import Value, VarianceGraph, names_read
 from gapa_onnx.load import SourceModel
+from gapa_onnx.qdq import twins
 from gapa_onnx.rules import Rule, behaviour
-from gapa_onnx.rules.view import is_float
+from gapa_onnx.rules.view import is_float, is_quantised
+from gapa_onnx.splice import RANDOM
 
 WIDEST_FLAT_QUERY = 4096  # beyond it `auto` pools: distances and file size grow with the width
 MOST_POSITIONS = 1024  # beyond it `auto` pools: every position is a query of its own
@@ -56,6 +58,8 @@ class Site:
 
 def arrange(graph: VarianceGraph, site: Site, tensor: Value) -> Value:
     """The query tensor as (…, d) float32."""
+    if is_quantised(tensor.dtype):
+        tensor = graph.cast(tensor, np.float32)
     if site.layout is Layout.POSITIONS:
         tensor = graph.emit("Transpose", tensor, perm=[0, *range(2, site.rank), 1])
     elif site.layout is Layout.POOLED:
@@ -82,9 +86,8 @@ def find_sites(source: SourceModel, spec: str) -> tuple[Site, ...]:
     if spec == "auto":
         sites = _auto(source)
     elif spec in ("last", "all"):
-        hidden = _hidden_activations(source)
-        sites = [_at_activation(node, Layout.POOLED) for node in (hidden[-1:] if spec == "last" else hidden)]
-        sites = sites or _auto(source)
+        hidden = _hidden_sites(source)
+        sites = (hidden[-1:] if spec == "last" else hidden) or _auto(source)
     else:
         sites = [_named(source, name.strip()) for name in spec.split(",") if name.strip()]
         if not sites:
@@ -107,8 +110,8 @@ def is_layer(node: gs.Node, constants: set[str]) -> bool:
     rule = behaviour(node.domain, node.op)
     if not (isinstance(rule, Rule) and rule.linear):
         return False
-    known = [tensor.name in constants for tensor in node.inputs[:2]]
-    return any(known) and not all(known)
+    known = [node.inputs[at].name in constants for at in rule.operands if at < len(node.inputs)]
+    return not known[0] if len(rule.operands) == 1 else any(known) and not all(known)
 
 
 def constant_tensors(source: SourceModel) -> set[str]:
@@ -121,7 +124,7 @@ def constant_names(graph: gs.Graph, known: set[str] = frozenset()) -> set[str]:
     """Names of the constants of a graph and of all that is computed from them alone."""
     names = {tensor.name for tensor in graph.tensors().values() if isinstance(tensor, gs.Constant)} | known
     for node in graph.nodes:
-        if not node.op.startswith(("Random", "Bernoulli", "Multinomial")) and not _has_subgraph(node):
+        if node.op not in RANDOM and not _has_subgraph(node):
             if all(tensor.name in names or not tensor.name for tensor in node.inputs):
                 names.update(tensor.name for tensor in node.outputs)
     return names
@@ -141,25 +144,47 @@ def _auto(source: SourceModel) -> list[Site]:
         data = _data_of(layer, constants, tensors)
         if data is None:
             continue
-        tensor, reshaped = data, False
-        while len(tensor.inputs) == 1 and tensor.inputs[0].op in _CARRIERS:
-            reshaped = reshaped or tensor.inputs[0].op not in ("Dropout", "Identity")
-            tensor = tensor.inputs[0].inputs[0]
-        producer = tensor.inputs[0] if len(tensor.inputs) == 1 else None
-        if producer is not None and _is_activation(producer):
-            sites.append(_at_activation(producer, _map_layout(producer.inputs[0], reshaped)))
-        else:
-            sites.append(_at_tensor(data, _map_layout(data, reshaped=False)))
+        sites.append(_at_data(data))
     return sites
+
+
+def _at_data(data: gs.Tensor) -> Site:
+    """At the activation that a layer's data come from if only reshaping lies between, else at the data."""
+    tensor, reshaped = data, False
+    while len(tensor.inputs) == 1 and tensor.inputs[0].op in (*_CARRIERS, *_QUANTISERS):
+        reshaped = reshaped or tensor.inputs[0].op in _RESHAPERS
+        tensor = tensor.inputs[0].inputs[0]
+    producer = tensor.inputs[0] if len(tensor.inputs) == 1 else None
+    if producer is not None and _is_activation(producer) and not _inside_quantised_layer(producer):
+        return _at_activation(producer, _map_layout(producer.inputs[0], reshaped))
+    if len(data.inputs) == 1 and data.inputs[0].op == "DynamicQuantizeLinear":
+        data = data.inputs[0].inputs[0]  # its steps differ from batch to batch
+    return _at_tensor(data, _map_layout(data, reshaped=False))
+
+
+def _inside_quantised_layer(activation: gs.Node) -> bool:
+    """Whether an activation is merged into the layer before it, since quantising behind it clips as it
+    does (see `qdq`): what is dequantised from it is then all that exists."""
+    if activation.op not in ("Relu", "Clip"):
+        return False
+    quantised = [node.op == "QuantizeLinear" for node in activation.outputs[0].outputs]
+    produced = activation.inputs[0].inputs
+    return bool(quantised) and all(quantised) and bool(produced) and produced[0].op != "DequantizeLinear"
 
 
 def _data_of(layer: gs.Node, constants: set[str], tensors: dict[str, gs.Tensor]) -> gs.Tensor | None:
     """The first tensor of the graph that a layer reads and that is not known beforehand."""
     read = (tensors[name] for name in names_read(layer) if name in tensors and name not in constants)
-    return next((tensor for tensor in read if is_float(tensor.dtype)), None)
+    return next((tensor for tensor in read if _holds_features(tensor)), None)
 
 
-_CARRIERS = ("Dropout", "Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
+def _holds_features(tensor: gs.Tensor) -> bool:
+    return is_float(tensor.dtype) or is_quantised(tensor.dtype)
+
+
+_RESHAPERS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+_CARRIERS = ("Dropout", "Identity", *_RESHAPERS)
+_QUANTISERS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 
 
 def _map_layout(tensor: gs.Tensor, reshaped: bool) -> Layout:
@@ -176,12 +201,12 @@ def _map_layout(tensor: gs.Tensor, reshaped: bool) -> Layout:
 def _last_layers(source: SourceModel, constants: set[str]) -> list[gs.Node]:
     """The linear layers with no other linear layer between them and an output, in graph order."""
     found, seen = {}, set()
-    pending = [tensor for tensor in source.outputs if is_float(tensor.dtype)]
+    pending = [tensor for tensor in source.outputs if _holds_features(tensor)]
     while pending:
         tensor = pending.pop()
         for node in tensor.inputs:
-            if id(node) in seen:
-                continue
+            if id(node) in seen or (node.op == "DynamicQuantizeLinear" and tensor is not node.outputs[0]):
+                continue  # a scale is no way past a layer
             seen.add(id(node))
             if is_layer(node, constants):
                 found[id(node)] = node
@@ -190,18 +215,40 @@ def _last_layers(source: SourceModel, constants: set[str]) -> list[gs.Node]:
     return [node for node in source.graph.nodes if id(node) in found]
 
 
-def _hidden_activations(source: SourceModel) -> list[gs.Node]:
-    """Activations of data with a linear layer somewhere behind them, in graph order."""
+def _hidden_sites(source: SourceModel) -> list[Site]:
+    """Activations of data with a linear layer somewhere behind them, in graph order. Of an activation
+    that quantisation has merged into its layer, what the next layer reads is left."""
     constants = constant_tensors(source)
+    tensors = source.graph.tensors()
     before_layer: set[str] = set()
     hidden = []
     for node in reversed(source.graph.nodes):
         leads_on = any(tensor.name in before_layer for tensor in node.outputs)
+        layer = is_layer(node, constants)
         if leads_on and _is_activation(node) and node.inputs[0].name not in constants:
-            hidden.append(node)
-        if leads_on or is_layer(node, constants):
+            if not _inside_quantised_layer(node):
+                hidden.append(_at_activation(node, Layout.POOLED))
+        if layer and not _has_subgraph(node):
+            data = _data_of(node, constants, tensors)
+            if data is not None and _has_merged_activation(data, constants):
+                hidden.append(_at_tensor(data, Layout.POOLED))
+        if leads_on or layer:
             before_layer.update(tensor.name for tensor in node.inputs if tensor.name)
     return hidden[::-1]
+
+
+def _has_merged_activation(data: gs.Tensor, constants: set[str]) -> bool:
+    """Whether quantised data come from another layer with no activation of their own on the way."""
+    quantised = is_quantised(data.dtype) or any(node.op == "DequantizeLinear" for node in data.inputs)
+    tensor: gs.Tensor | None = data
+    while quantised and tensor is not None and len(tensor.inputs) == 1:
+        node = tensor.inputs[0]
+        if is_layer(node, constants):
+            return True
+        if _is_activation(node) and not _inside_quantised_layer(node):
+            return False
+        tensor = next((t for t in node.inputs if t.name and t.name not in constants), None)
+    return False
 
 
 def _is_activation(node: gs.Node) -> bool:
@@ -240,7 +287,7 @@ def _channels_first(tensor: gs.Tensor) -> bool:
             return True
         rule = behaviour(node.domain, node.op)
         elementwise = isinstance(rule, Rule) and (
-            rule.activation or node.op in ("Add", "Sub", "Mul", "Div", "Dropout")
+            rule.activation or node.op in ("Add", "Sub", "Mul", "Div", "Dropout", "Cast", *_QUANTISERS)
         )
         if not elementwise:
             return False
@@ -251,7 +298,7 @@ def _channels_first(tensor: gs.Tensor) -> bool:
 _CHANNELS_FIRST = {
     "Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "MaxPool",
     "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "LRN", "Resize", "Upsample", "DepthToSpace",
-    "SpaceToDepth",
+    "SpaceToDepth", "ConvInteger", "QLinearConv", "QLinearAveragePool", "QLinearGlobalAveragePool",
 }  # fmt: skip
 
 
@@ -264,6 +311,8 @@ def _named(source: SourceModel, text: str) -> Site:
     for node in source.graph.nodes:
         if node.name == name or any(tensor.name == name for tensor in node.outputs):
             tensor = node.outputs[0] if node.name == name else tensors[name]
+            if _is_activation(node) and _inside_quantised_layer(node) and tensor.name in twins(source.graph):
+                return _checked(_at_tensor(tensors[twins(source.graph)[tensor.name]], layout), tensor, layout)
             site = _at_activation(node, layout) if _is_activation(node) else _at_tensor(tensor, layout)
             return _checked(site, tensor, layout)
     if name in tensors and any(tensor.name == name for tensor in source.graph.inputs):
@@ -286,7 +335,13 @@ def _split_layout(source: SourceModel, text: str) -> tuple[str, Layout | None]:
 
 
 def _checked(site: Site, tensor: gs.Tensor, asked: Layout | None) -> Site:
-    if not is_float(tensor.dtype):
+    readers = tensor.outputs
+    if len(readers) == 1 and _is_activation(readers[0]) and _inside_quantised_layer(readers[0]):
+        raise UserError(
+            f"{site.name!r} exists in whole numbers only: runtimes merge it into the {readers[0].op} behind it",
+            f"name {readers[0].outputs[0].name!r} instead",
+        )
+    if not _holds_features(tensor):
         raise UserError(
             f"{site.name!r} does not hold floating-point numbers", "name an activation or a float tensor"
         )

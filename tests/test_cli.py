@@ -647,7 +647,7 @@ def test_version_and_help(capsys):
     assert call(capsys, "--version") == (0, f"gapa-onnx {__version__}\n", "")
     code, out, _ = call(capsys)
     assert code == 2 and "convert" in out
-    for later in ("--task", "--covariance", "--attention", "--bridge", "--targets", "--ood-quantile"):
+    for later in ("--task", "--covariance", "--bridge", "--targets", "--ood-quantile"):
         assert later not in call(capsys, "convert", "--help")[1]
     code, _, err = call(capsys, "evaluate")
     assert code == 2 and "error: " in err

@@ -1,13 +1,37 @@
 """The rule table: how the variance of each operator follows from the variances of its inputs.
 
 Where to look: `elementwise` (arithmetic, activations), `linear` (layers with weights),
-`structural` (reshaping, selection), `reduction` (sums, pooling, softmax). `registry` holds the
-table and the families, `view` what a rule sees.
+`structural` (reshaping, retyping), `selection` (scatter, top-k), `spatial`
+and `sampling` (resizing, reading at positions), `spectral` (Fourier), `sequences`, `reduction` (sums, pooling, softmax),
+`normalisation`, `patterns` (what has no standard name), `multilinear` (Einsum, Det), `loss`,
+`recurrent` (LSTM, GRU, RNN), `attention`, `rotary`, `contrib` and `contrib_attention` (what
+onnxruntime fuses). `registry` holds the table and the families, `view` what a rule sees.
 """
 
 from __future__ import annotations
 
-from gapa_onnx.rules import control_flow, elementwise, linear, reduction, structural  # noqa: F401  (they fill the table)
+from gapa_onnx.rules import (  # noqa: F401  (they fill the table)
+    attention,
+    contrib,
+    contrib_attention,
+    control_flow,
+    elementwise,
+    linear,
+    quantised,
+    loss,
+    multilinear,
+    normalisation,
+    patterns,
+    recurrent,
+    reduction,
+    rotary,
+    sampling,
+    selection,
+    sequences,
+    spatial,
+    spectral,
+    structural,
+)
 from gapa_onnx.rules.registry import TABLE, Accuracy, Behaviour, Deterministic, Refusal, Rule, behaviour, is_declared
 from gapa_onnx.rules.view import NodeView, Operand, Options, Refused, VirtualNode
 

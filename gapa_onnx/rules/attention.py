@@ -1,4 +1,4 @@
-"""Attention, rotary embeddings and gated units.
+"""Attention, and gated units.
 
 For a query token t and key tokens s, per head, with a_ts the attention weights:
 
@@ -54,14 +54,7 @@ class Uncertain:
             return a.graph.emit("Concat", a, b, axis=axis)
 
         certain = self.var is None and other.var is None
-        return Uncertain(
-            concat(self.mean, other.mean), None if certain else concat(self.known, other.known)
-        )
-
-    def added(self, other: Uncertain) -> Uncertain:
-        """The sum of two that are independent; the variance keeps its shape, that of `self`."""
-        terms = [var for var in (self.var, other.var) if var is not None]
-        return Uncertain(self.mean + other.mean, sum(terms[1:], terms[0]) if terms else None)
+        return Uncertain(concat(self.mean, other.mean), None if certain else concat(self.known, other.known))
 
 
 # ----------------------------------------------------------------------- heads, tokens
@@ -87,7 +80,9 @@ def repeat_heads(times: int, heads: int) -> Callable[[Value], Value]:
     """Each of the heads of keys or values serves `times` heads of queries."""
 
     def move(x: Value) -> Value:
-        return x if times == 1 else x.graph.emit("Gather", x, x.graph.ints(*np.arange(heads) // times), axis=1)
+        return (
+            x if times == 1 else x.graph.emit("Gather", x, x.graph.ints(*np.arange(heads) // times), axis=1)
+        )
 
     return move
 
@@ -99,11 +94,39 @@ def default_scale(q: Value, size: int | None) -> Value | float:
     return 1 / q.graph.cast(q.graph.dimension(q, 3), q.dtype).sqrt()
 
 
-def token_positions(x: Value, axis: int) -> Value:
-    """0, 1, 2, … along an axis, in the type of x: (1, 1, n, 1) for axis 2, (1, 1, 1, n) for axis 3."""
+def query_positions(q: Value) -> Value:
+    """0, 1, 2, … over the tokens of (batch, heads, tokens, d), as (1, 1, tokens, 1)."""
+    return _positions(q, (1, 1, -1, 1))
+
+
+def key_positions(k: Value) -> Value:
+    """0, 1, 2, … over the tokens of (batch, heads, tokens, d), as (1, 1, 1, tokens)."""
+    return _positions(k, (1, 1, 1, -1))
+
+
+def _positions(x: Value, shape: tuple[int, ...]) -> Value:
     graph = x.graph
-    positions = graph.cast(graph.positions(graph.dimension(x, axis)), x.dtype)
-    return graph.emit("Reshape", positions, graph.ints(1, 1, -1, 1) if axis == 2 else graph.ints(1, 1, 1, -1))
+    return graph.emit(
+        "Reshape", graph.cast(graph.positions(graph.dimension(x, 2)), x.dtype), graph.ints(*shape)
+    )
+
+
+def window(q: Value, k: Value, offset: Value | None, left: int, right: int) -> list[Value]:
+    """Masks p - left ≤ j ≤ p + right for key j and the query at p = offset + i; -1 is no bound."""
+    if left < 0 and right < 0:
+        return []
+    p = query_positions(q) if offset is None else query_positions(q) + offset
+    j = key_positions(k)
+    bounds = [j <= p + right] if right >= 0 else []
+    return bounds + ([j >= p - left] if left >= 0 else [])
+
+
+def every(masks: list[Value]) -> Value | None:
+    """1 where all masks are."""
+    total = None
+    for mask in masks:
+        total = mask if total is None else total * mask
+    return total
 
 
 # ------------------------------------------------------------------------ the variants
@@ -156,10 +179,10 @@ class Attention:
             return scores
         # A mask of -∞ in a whole row would make softmax NaN; `_visible` gives such a row 0.
         lowest = self.graph.at_least(self.bias.mean, float(np.finfo(scores.mean.dtype).min))
-        terms = [var for var in (scores.var, self.bias.var) if var is not None]
         mean = scores.mean + lowest
-        var = sum(terms[1:], terms[0]) if terms else None
-        return Uncertain(mean, self.graph.expand(var, like=mean) if var is self.bias.var and var else var)
+        if self.bias.var is None:
+            return Uncertain(mean, scores.var)
+        return Uncertain(mean, self.graph.expand(self.bias.var, like=mean) + (scores.var or 0))
 
     @property
     def _visible(self) -> Value | None:
@@ -178,7 +201,7 @@ class Attention:
             mean = mean * visible + (1 - visible) * float(np.finfo(mean.dtype).min)
             var = None if var is None else var * visible
         if self.sink is not None:
-            column = self.graph.reduce("ReduceSum", mean, [3]) * 0 + self.sink
+            column = self.graph.zeros(self.graph.slice(mean, 3, 0, 1)) + self.sink
             mean = self.graph.emit("Concat", mean, column, axis=3)
             var = None if var is None else self.graph.emit("Concat", var, self.graph.zeros(column), axis=3)
         p = self.graph.emit("Softmax", mean, axis=3)
@@ -298,36 +321,14 @@ def _onnx_mask(
         else:
             bias = Uncertain.of(mask).moved(lambda x: _padded(node, mask, x, k, -np.inf))
     lengths = node.input(6)
-    j = None
     if lengths is not None:
-        j = token_positions(k, 2)
-        j = graph.emit("Transpose", j, perm=[0, 1, 3, 2])
         valid = graph.emit("Reshape", graph.cast(lengths.raw, q.dtype), graph.ints(-1, 1, 1, 1))
-        allowed.append(j < valid)
+        allowed.append(key_positions(k) < valid)
         if offset is None:
             offset = valid - graph.cast(graph.dimension(q, 2), q.dtype)
     left, right = node.attr("left_window_size", -1), node.attr("right_window_size", -1)
     right = 0 if node.attr("is_causal", 0) else right
-    allowed += window(q, k, offset, left, right)
-    total = allowed[0] if allowed else None
-    for further in allowed[1:]:
-        total = total * further
-    return bias, total
-
-
-def window(q: Value, k: Value, offset: Value | None, left: int, right: int) -> list[Value]:
-    """Masks p - left ≤ j ≤ p + right for key j and the query at p = offset + i; -1 is no bound."""
-    if left < 0 and right < 0:
-        return []
-    p = token_positions(q, 2)
-    p = p if offset is None else p + offset
-    j = q.graph.emit("Transpose", token_positions(k, 2), perm=[0, 1, 3, 2])
-    bounds = []
-    if right >= 0:
-        bounds.append(j <= p + right)
-    if left >= 0:
-        bounds.append(j >= p - left)
-    return bounds
+    return bias, every(allowed + window(q, k, offset, left, right))
 
 
 def _padded(node: NodeView, mask: Operand, value: Value, k: Value, fill: float) -> Value:
@@ -342,68 +343,6 @@ def _padded(node: NodeView, mask: Operand, value: Value, k: Value, fill: float) 
     pads = graph.emit("Concat", graph.ints(0), missing, axis=0)
     filler = graph.constant(np.asarray(fill, value.dtype))
     return graph.emit("Pad", value, pads, filler, graph.ints(-1))
-
-
-# ------------------------------------------------------------------- rotary embedding
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """Pairs of features turned by an angle that depends on the token.
-
-    cos, sin are (batch, 1, tokens, width / 2); the first `width` features turn (None: all of them).
-    Where x₁, x₂ are a pair, the variance of c x₁ - s x₂ is c² v₁ + s² v₂.
-    """
-
-    cos: Value
-    sin: Value
-    interleaved: bool
-    width: int | None = None
-
-    def __call__(self, x: Uncertain) -> Uncertain:
-        squared = Rotation(self.cos.squared, self.sin.squared, self.interleaved, self.width)
-        return Uncertain(self._turned(x.mean, -1), None if x.var is None else squared._turned(x.var, 1))
-
-    def _turned(self, x: Value, sign: int) -> Value:
-        """(c x₁ + sign · s x₂, s x₁ + c x₂); x is (batch, heads, tokens, d)."""
-        graph = x.graph
-        turning = x if self.width is None else graph.slice(x, 3, 0, self.width)
-        axis, shape = (4, (0, 0, 0, -1, 2)) if self.interleaved else (3, (0, 0, 0, 2, -1))
-        pairs = graph.emit("Reshape", turning, graph.ints(*shape))
-        first, second = (
-            graph.emit("Gather", pairs, graph.constant(np.asarray(i, np.int64)), axis=axis) for i in (0, 1)
-        )
-        real = self.cos * first + self.sin * second if sign > 0 else self.cos * first - self.sin * second
-        turned = [graph.unsqueeze(part, [axis]) for part in (real, self.sin * first + self.cos * second)]
-        joined = graph.emit("Concat", *turned, axis=axis)
-        joined = graph.emit("Reshape", joined, graph.ints(0, 0, 0, -1))
-        if self.width is None:
-            return joined
-        return graph.emit("Concat", joined, graph.slice(x, 3, self.width, None), axis=3)
-
-
-def cached_angles(cache: Operand, positions: Value | None) -> Value:
-    """cos or sin as (batch, 1, tokens, width / 2): rows of the cache, by the tokens' positions."""
-    rows = cache.mean if positions is None else cache.graph.emit("Gather", cache.mean, positions, axis=0)
-    return cache.graph.unsqueeze(rows, [1])
-
-
-@rule("RotaryEmbedding", accuracy=Accuracy.EXACT)
-def rotary_embedding(node: NodeView) -> Value:
-    """cos² v₁ + sin² v₂ and sin² v₁ + cos² v₂ for each pair of features."""
-    x, cos, sin = node.inputs[:3]
-    if not (cos.certain and sin.certain):
-        raise node.refuse("its angles are uncertain")
-    positions = None if node.input(3) is None else node.input(3).raw
-    turn = Rotation(
-        cached_angles(cos, positions),
-        cached_angles(sin, positions),
-        bool(node.attr("interleaved", 0)),
-        node.attr("rotary_embedding_dim", 0) or None,
-    )
-    if x.rank == 3:
-        return join_heads(turn(Uncertain.of(x).moved(split_heads(node.attr("num_heads")))).var)
-    return turn(Uncertain.of(x)).var
 
 
 # ------------------------------------------------------------------------- gated units

@@ -31,6 +31,8 @@ elementwise("Reciprocal", lambda y, x: -(y * y))
 elementwise("Exp", lambda y, x: y)
 elementwise("Log", lambda y, x: 1 / x)
 elementwise("Sqrt", lambda y, x: 0.5 / y)
+# y = a - q b with a whole q, whichever way the quotient is rounded.
+elementwise("Mod", lambda y, a, b: 1, lambda y, a, b: (y - a) / b)
 elementwise("Erf", lambda y, x: (2 / sqrt(pi)) * (-(x * x)).exp())
 
 

@@ -45,6 +45,7 @@ class Rule:
     formula: str
     activation: bool = False  #: an elementwise nonlinearity of one tensor: a place for a site
     linear: bool = False  #: has weights: a layer
+    operands: tuple[int, ...] = (0, 1)  #: inputs that are a layer's data and weights; (0,) if the weights are attributes
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,19 @@ def _define(op_type: str, entry: Behaviour, domain: str = "") -> None:
 
 
 def rule(
-    *op_types: str, accuracy: Accuracy, activation: bool = False, linear: bool = False, domain: str = ""
+    *op_types: str,
+    accuracy: Accuracy,
+    activation: bool = False,
+    linear: bool = False,
+    operands: tuple[int, ...] = (0, 1),
+    domain: str = "",
 ):
     """A rule of its own: a function of the node view that returns one variance per output."""
 
     def decorate(function: Callable[[NodeView], Variances]):
         formula = inspect.getdoc(function).split("\n\n")[0].replace("\n", " ")
         for op_type in op_types:
-            _define(op_type, Rule(function, accuracy, formula, activation, linear), domain)
+            _define(op_type, Rule(function, accuracy, formula, activation, linear, operands), domain)
         return function
 
     return decorate
@@ -161,7 +167,7 @@ def _attributes(node: NodeView, derivative: Callable) -> dict:
     return {p.name: node.attr(p.name, p.default) for p in keywords}
 
 
-def bilinear(*op_types: str, **squared_attributes: float) -> None:
+def bilinear(*op_types: str, domain: str = "", **squared_attributes: float) -> None:
     """y = f(a, b) + c. Named attributes are factors of f and are squared; their values are defaults."""
 
     def apply(node: NodeView) -> Value:
@@ -184,7 +190,8 @@ def bilinear(*op_types: str, **squared_attributes: float) -> None:
         return _with_bias(node, sum(terms[1:], terms[0]) if terms else None)
 
     for op_type in op_types:
-        _define(op_type, Rule(apply, Accuracy.EXACT, "f(v_a, b²) + f(a², v_b) + f(v_a, v_b)", linear=True))
+        formula = "f(v_a, b²) + f(a², v_b) + f(v_a, v_b)"
+        _define(op_type, Rule(apply, Accuracy.EXACT, formula, linear=True), domain)
 
 
 def _with_bias(node: NodeView, total: Value | None) -> Value:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 
 from gapa_onnx.graph import Value
-from gapa_onnx.rules.registry import Accuracy, deterministic, rule, structural
-from gapa_onnx.rules.view import NodeView, is_float, variance_dtype
+from gapa_onnx.rules.registry import Accuracy, deterministic, refused, rule, structural
+from gapa_onnx.rules.view import NodeView, Operand, is_float, is_whole, variance_dtype
 
 structural("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")
 structural("Slice", "Split", "Gather", "GatherElements", "GatherND", "Expand", "Tile")
@@ -26,9 +28,25 @@ deterministic(
 )
 deterministic(
     "its output is discrete", "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
-    "And", "Or", "Not", "Xor", "IsNaN", "IsInf", "NonZero", "BitShift", "Multinomial",
+    "And", "Or", "Not", "Xor", "IsNaN", "IsInf", "NonZero", "BitShift", "Multinomial", "Bernoulli",
+    "NonMaxSuppression",
 )  # fmt: skip
+deterministic("it works on whole numbers", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")
+deterministic(
+    "it works on text", "StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"
+)
+deterministic("it reads an encoded image", "ImageDecoder")
 deterministic("it draws at random whatever the values of its input", "RandomNormalLike", "RandomUniformLike")
+deterministic("it draws at random and has no input", "RandomNormal", "RandomUniform")
+refused("it reads the bits of a number as another type", "BitCast")
+refused(
+    "it is an operator of training",
+    "Gradient",
+    "Adagrad",
+    "Adam",
+    "Momentum",
+    domain="ai.onnx.preview.training",
+)
 
 
 @rule("Identity", accuracy=Accuracy.EXACT)
@@ -48,13 +66,25 @@ def dropout(node: NodeView) -> tuple[Value | None, ...]:
 
 @rule("Cast", accuracy=Accuracy.EXACT)
 def cast(node: NodeView) -> Value | None:
-    """v between floating-point types; nothing leaves a cast to whole numbers, truth values or text."""
+    """v; nothing leaves a cast from floating-point to whole numbers, truth values or text."""
     target = node.attr("to")
     if isinstance(target, (int, np.integer)):
         target = onnx.helper.tensor_dtype_to_np_dtype(target)
-    if not is_float(target):
-        return None
-    return node.graph.cast(node.inputs[0].var, variance_dtype(target))
+    return _retyped(node.inputs[0], target)
+
+
+@rule("CastLike", accuracy=Accuracy.EXACT)
+def cast_like(node: NodeView) -> Value | None:
+    """v; nothing leaves a cast from floating-point to whole numbers, truth values or text."""
+    x, pattern = node.inputs
+    return None if x.certain else _retyped(x, pattern.tensor.dtype)
+
+
+def _retyped(x: Operand, target: Any) -> Value | None:
+    """Whole numbers that are uncertain stand for real ones (`quantised`): they stay so as wider ones."""
+    if is_float(target):
+        return x.graph.cast(x.var, variance_dtype(target))
+    return x.var if is_whole(target) and is_whole(x.tensor.dtype) else None
 
 
 @rule("Pad", accuracy=Accuracy.EXACT)

@@ -36,6 +36,16 @@ def is_float(dtype: Any) -> bool:
         return dtype == onnx.TensorProto.BFLOAT16
 
 
+def is_whole(dtype: Any) -> bool:
+    """True for integers, which carry a variance where they stand for real numbers."""
+    return dtype is not None and not isinstance(dtype, int) and np.dtype(dtype).name.startswith(("int", "uint"))
+
+
+def is_quantised(dtype: Any) -> bool:
+    """True for the types that quantised activations have."""
+    return is_whole(dtype) and np.dtype(dtype).itemsize <= 2
+
+
 def constant_of(tensor: gs.Tensor) -> np.ndarray | None:
     """The value of an initializer or a Constant node, else None."""
     if isinstance(tensor, gs.Constant):

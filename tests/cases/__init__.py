@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from cases.framework import CASES, DEFAULT_OPSET, Case, Drawn, Given, element_type
+from cases.framework import CASES, DEFAULT_OPSET, Case, Drawn, Given, definitions, element_type
 
 for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
     importlib.import_module(f"cases.{module.name}")
 
-__all__ = ["CASES", "DEFAULT_OPSET", "Case", "Drawn", "Given", "element_type"]
+__all__ = ["CASES", "DEFAULT_OPSET", "Case", "Drawn", "Given", "definitions", "element_type"]

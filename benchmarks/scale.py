@@ -1,0 +1,74 @@
+"""How conversion time grows with the number of nodes: a deep chain of MatMul, Add, Tanh.
+
+    python benchmarks/scale.py [--quick]
+
+The site is the first activation, so that the variance passes through all nodes. One line of JSON per
+size: seconds in all, and without what onnxruntime itself needs to load and run the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from gapa_onnx import convert
+from gapa_onnx.analyse import analyse
+from gapa_onnx.load import load
+
+WIDTH = 8
+
+
+def chain(nodes: int) -> onnx.ModelProto:
+    """`nodes` nodes in a row; each layer has weights of its own."""
+    rng = np.random.default_rng(0)
+    graph_nodes, weights, name = [], [], "x"
+    for layer in range(nodes // 3):
+        for kind, shape in (("w", (WIDTH, WIDTH)), ("b", (WIDTH,))):
+            array = (rng.standard_normal(shape) / np.sqrt(WIDTH)).astype(np.float32)
+            weights.append(numpy_helper.from_array(array, f"{kind}{layer}"))
+        graph_nodes += [
+            helper.make_node("MatMul", [name, f"w{layer}"], [f"m{layer}"], f"matmul{layer}"),
+            helper.make_node("Add", [f"m{layer}", f"b{layer}"], [f"z{layer}"], f"add{layer}"),
+            helper.make_node("Tanh", [f"z{layer}"], [f"h{layer}"], f"tanh{layer}"),
+        ]
+        name = f"h{layer}"
+    x = helper.make_tensor_value_info("x", 1, ["n", WIDTH])
+    y = helper.make_tensor_value_info(name, 1, ["n", WIDTH])
+    graph = helper.make_graph(graph_nodes, "chain", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def measure(nodes: int) -> dict:
+    model = chain(nodes)
+    rows = np.random.default_rng(1).standard_normal((100, WIDTH)).astype(np.float32)
+    start = time.perf_counter()
+    analyse(load(model), "h0")
+    analysed = time.perf_counter() - start
+    start = time.perf_counter()
+    conversion = convert(model, {"x": rows}, sites="h0", m=20, k=5)
+    converted = time.perf_counter() - start
+    assert all(check.passed for check in conversion.checks)
+    return {
+        "nodes": nodes,
+        "emitted_nodes": len(conversion.model.graph.node),
+        "load_and_analyse_seconds": round(analysed, 2),
+        "convert_seconds": round(converted, 2),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="1,000 nodes only")
+    for nodes in (1000,) if parser.parse_args().quick else (1000, 5000, 20_000):
+        print(json.dumps(measure(nodes)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Every operator of the ONNX standard has a behaviour, and the operator page says which."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+
+from gapa_onnx.load import OLDEST_OPSET
+from gapa_onnx.rules import TABLE, Deterministic, Refusal, Rule, page
+
+PAGE = Path(__file__).parent.parent / "docs" / "operators.md"
+#: Operators whose behaviour is still to be declared.
+PENDING: set[tuple[str, str]] = {
+    (schema.domain, schema.name) for schema in onnx.defs.get_all_schemas() if schema.domain == "ai.onnx.ml"
+}
+
+
+def standard_operators() -> set[tuple[str, str]]:
+    """All that opset 7 or a newer one has, also those that were deprecated on the way."""
+    found = set()
+    for schema in onnx.defs.get_all_schemas_with_history():
+        newest = onnx.defs.get_schema(schema.name, schema.domain)
+        gone = newest.deprecated and newest.since_version <= OLDEST_OPSET
+        if schema.domain in page.STANDARD and not (gone and schema.domain == ""):
+            found.add((schema.domain, schema.name))
+    return found
+
+
+def test_every_operator_of_the_standard_has_a_behaviour() -> None:
+    operators = standard_operators()
+    assert {("", "Upsample"), ("", "Scatter")} <= operators and len(operators) > 200
+    assert operators - set(TABLE) - page.spelled_out() - PENDING == set()
+
+
+def test_every_behaviour_says_why() -> None:
+    for key, entry in TABLE.items():
+        reason = entry.formula if isinstance(entry, Rule) else entry.reason
+        assert isinstance(entry, Rule | Deterministic | Refusal) and reason.strip(), key
+
+
+def test_the_page_is_current() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    written_for = int(re.search(r"opsets 7 to (\d+)", text).group(1))
+    if written_for != onnx.defs.onnx_opset_version():
+        pytest.skip(f"the page was written with the operators of opset {written_for}")
+    assert text == page.page(), "run: python -m gapa_onnx.rules.page > docs/operators.md"
+
+
+def test_every_operator_is_on_the_page_once() -> None:
+    text = page.page()
+    rows = re.findall(
+        r"^\| (\w+) \| (rule|spelled out|deterministic|refused) \| ([a-z ]*) \| .+ \|$", text, re.M
+    )
+    assert len(rows) == len(TABLE) + len(page.spelled_out())
+    assert all(
+        (behaviour in ("rule", "spelled out")) == bool(accuracy.strip()) for _, behaviour, accuracy in rows
+    )
