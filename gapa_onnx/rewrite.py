@@ -24,6 +24,7 @@ from gapa_onnx.op.contract import DOMAIN, SCHEMAS
 from gapa_onnx.op.function import body
 from gapa_onnx.propagation import RefusedNode, propagate
 from gapa_onnx.sites import Layout, Site, arrange, restore
+from gapa_onnx.taps import protect
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,10 @@ def rewrite(plan: Plan, calibration: Calibration, *, cut: bool = False) -> Rewri
         wanted.append(graph.emit("Identity", var, names=(f"{output.name}_var",)))
         infos.append(_like(output, wanted[-1]))
         variance_of[output.name] = wanted[-1].name
+    additions = graph.to_proto(wanted)
+    protect(source, additions)
     return Rewritten(
-        additions=graph.to_proto(wanted),
+        additions=additions,
         outputs=tuple(infos),
         functions=tuple(_functions(source.opset, calibration.fits)),
         variance_of=variance_of,

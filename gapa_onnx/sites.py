@@ -24,7 +24,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.graph import Value, VarianceGraph, names_read
 from gapa_onnx.load import SourceModel
 from gapa_onnx.qdq import twins
-from gapa_onnx.rules import Rule, behaviour
+from gapa_onnx.rules import Deterministic, Rule, behaviour
 from gapa_onnx.rules.view import is_float, is_quantised
 from gapa_onnx.splice import RANDOM
 
@@ -95,10 +95,19 @@ def find_sites(source: SourceModel, spec: str) -> tuple[Site, ...]:
     if not sites:
         raise UserError(
             f"no floating-point output of {source.label} comes from a linear layer with constant weights, "
-            "so no place for a site is obvious",
+            f"so no place for a site is obvious{_trees(source)}",
             "name one with --sites; `gapa-onnx inspect MODEL` lists the tensors",
         )
     return tuple({site.output: site for site in sites}.values())
+
+
+def _trees(source: SourceModel) -> str:
+    """A remark on models that no site would help: they are constant but for jumps."""
+    for node in source.graph.nodes:
+        entry = behaviour(node.domain, node.op)
+        if node.op.startswith("TreeEnsemble") and isinstance(entry, Deterministic):
+            return f"; no variance would pass {node.op}: {entry.reason}"
+    return ""
 
 
 def is_layer(node: gs.Node, constants: set[str]) -> bool:

@@ -102,7 +102,9 @@ def _sound_variances(variances: dict[str, str], answers: Sequence[Batch]) -> Che
     faults = set()
     for answer in answers:
         for output, name in variances.items():
-            var = answer[name][np.isfinite(answer[output])]  # what is not a number has no error bar
+            mean, var = answer[output], answer[name]
+            if isinstance(mean, np.ndarray):  # not a list of maps
+                var = var[np.isfinite(mean)]  # what is not a number has no error bar
             if not np.isfinite(var).all():
                 faults.add(f"{name} has NaN or infinity")
             elif (var < 0).any():

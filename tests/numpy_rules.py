@@ -209,8 +209,8 @@ def _windows(call: Call, kernel: Sequence[int], fill: float) -> np.ndarray:
         for axis in range(rank):
             free = x.shape[2 + axis] + pads[axis] + pads[rank + axis] - reach[axis]
             places = math.ceil(free / strides[axis]) + 1
-            # a window that would start in the padding is left out
-            places -= (places - 1) * strides[axis] >= x.shape[2 + axis] + pads[axis]
+            if (places - 1) * strides[axis] >= x.shape[2 + axis] + pads[axis]:
+                raise Unfit("a window that starts in the padding: ONNX and onnxruntime disagree about it")
             pads[rank + axis] += max((places - 1) * strides[axis] - free, 0)
     x = np.pad(x, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:])], constant_values=fill)
     axes = tuple(range(2, 2 + rank))

@@ -73,8 +73,9 @@ class RandomGraph:
     def variances(self) -> dict[str, np.ndarray]:
         return {name: self.tensors[name].var for name in self.uncertain}
 
-    def __repr__(self) -> str:
-        return onnx.printer.to_text(self.model(np.float64))
+    def _repr_pretty_(self, printer, cycle: bool) -> None:
+        """What hypothesis shows of a graph that fails."""
+        printer.text(onnx.printer.to_text(self.model(np.float64)))
 
 
 def _cast(array: np.ndarray, dtype: type) -> np.ndarray:
@@ -100,12 +101,7 @@ def random_graphs(
     depend on the same element of an input."""
     draft = Draft(draw(st.sampled_from(OPSETS)), draw(st.integers(0, 2**32 - 1)), tree)
     count = draw(st.integers(FEWEST, MOST))
-    names = [name for name in PALETTE if name not in without]
-    attempts = count * ATTEMPTS
-    while len(draft.nodes) < count and attempts:
-        attempts -= 1
-        draft.try_to_add(draft.choose(*names))
-    return draft.finished()
+    return draft.grown(count, [name for name in PALETTE if name not in without])
 
 
 class Draft:
@@ -123,7 +119,13 @@ class Draft:
         self.read: set[str] = set()
         self._draw_inputs()
 
-    def try_to_add(self, name: str) -> None:
+    def grown(self, count: int, palette: list[str]) -> RandomGraph:
+        for _ in range(count * ATTEMPTS):
+            if len(self.nodes) < count:
+                self._try_to_add(self.choose(*palette))
+        return self._finished()
+
+    def _try_to_add(self, name: str) -> None:
         try:
             PALETTE[name](self, name)
             self.drawn.append(name)
@@ -147,7 +149,7 @@ class Draft:
                 self.tensors[name] = Moments(mean)
             self.inputs.append(name)
 
-    def finished(self) -> RandomGraph:
+    def _finished(self) -> RandomGraph:
         """All tensors that nothing reads are outputs, and some of the others."""
         made = [name for node in self.nodes for name in node.output]
         read = {name for node in self.nodes for name in node.input}
@@ -210,22 +212,23 @@ class Draft:
     def ints(self, *numbers: int) -> str:
         return self.constant(np.array(numbers, np.int64))
 
-    def compatible(self, name: str, grows: bool = True) -> np.ndarray:
-        """A constant that broadcasts with a tensor, and may make it larger."""
-        shape = self.mean(name).shape
+    def compatible(self, *names: str, grows: bool = True) -> np.ndarray:
+        """A constant that broadcasts with tensors, and may make them larger."""
+        shape = np.broadcast_shapes(*(self._operand(name).mean.shape for name in names))
         kept = shape[self.integer(0, len(shape)) :]
         sizes = [self.choose(size, 1) if size > 1 or not grows else self.choose(1, 2) for size in kept]
         return self.numbers(tuple(sizes))
 
-    def companion(self, name: str, fits: Callable[[np.ndarray], bool] = lambda x: True) -> str:
-        """Another operand: a tensor of the graph where one broadcasts, the same one, or a constant."""
-        x = self.mean(name)
-        if self.choose(True, True, False):
+    def companion(self, *names: str, fits: Callable[[np.ndarray], bool] = lambda x: True) -> str:
+        """Another operand: a tensor of the graph where one broadcasts, a same one, or a constant."""
+        others = [self._operand(name).mean for name in names]
+        if self.integer(0, 2):
             try:
-                return self.pick(lambda z: fits(z) and _broadcast(x, z), but=(name,) if self.tree else ())
+                but = names if self.tree else ()
+                return self.pick(lambda z: fits(z) and all(_broadcast(x, z) for x in others), but)
             except Unfit:
                 pass
-        return self.constant(self.compatible(name))
+        return self.constant(self.compatible(*names))
 
     def add(self, op_type: str, *inputs: str, outputs: int = 1, **attrs) -> list[str]:
         """A node, if it can be evaluated; the names of its outputs."""
@@ -306,6 +309,18 @@ def binary(g: Draft, op_type: str):
     return g.add(op_type, *g.choose((a, b), (b, a)))
 
 
+@operator("diamond")
+def diamond(g: Draft, op_type: str):
+    """A tensor and what was made of it: x·sigmoid(x), x - mean(x), …"""
+    y = x = g.pick()
+    for _ in range(g.integer(1, 3)):
+        made = [node for node in g.nodes if x in node.output and node.input[0] in g.tensors]
+        x = made[0].input[0] if made else x
+    if x == y or not _broadcast(g.mean(x), g.mean(y)):
+        raise Unfit("nothing was made of it")
+    return g.add(g.choose("Mul", "Mul", "Add", "Sub", "Max", "Div"), *g.choose((x, y), (y, x)))
+
+
 @operator("Div")
 def division(g: Draft, op_type: str):
     def away_from_0(x: np.ndarray) -> bool:
@@ -313,7 +328,7 @@ def division(g: Draft, op_type: str):
 
     if g.coin():
         a = g.pick()
-        return g.add(op_type, a, g.companion(a, away_from_0))
+        return g.add(op_type, a, g.companion(a, fits=away_from_0))
     b = g.pick(away_from_0)
     return g.add(op_type, g.companion(b), b)
 
@@ -322,7 +337,7 @@ def division(g: Draft, op_type: str):
 def variadic(g: Draft, op_type: str):
     a = g.pick()
     b = g.companion(a)
-    c = g.companion(a) if not g.tree else g.constant(g.compatible(a))
+    c = g.companion(a, b)
     return g.add(op_type, *g.choose((a, b), (b, c, a), (a,)))
 
 
@@ -346,7 +361,7 @@ def clip(g: Draft, op_type: str):
 def where(g: Draft, op_type: str):
     a = g.pick()
     b = g.companion(a)
-    mask = g.constant(g.compatible(a) > 0)
+    mask = g.constant(g.compatible(a, b) > 0)
     return g.add(op_type, mask, *g.choose((a, b), (b, a)))
 
 

@@ -17,6 +17,7 @@ from gapa_onnx.rules import (  # noqa: F401  (they fill the table)
     control_flow,
     elementwise,
     linear,
+    ml,
     quantised,
     loss,
     multilinear,

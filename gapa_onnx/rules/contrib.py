@@ -276,6 +276,14 @@ def pad(node: NodeView) -> Value:
     return node.again(node.inputs[0].var, node.inputs[1].raw)
 
 
+@rule("GridSample", accuracy=EXACT, domain=MICROSOFT)
+def grid_sample(node: NodeView) -> Value:
+    """Σ w² v with the interpolation weights w, as ONNX's own."""
+    attrs = {"mode": "bilinear", **node.node.attrs}
+    virtual = VirtualNode("GridSample", node.node.name, attrs, node.node.inputs, node.node.outputs, MICROSOFT)
+    return behaviour("", "GridSample").apply(NodeView(node.graph, virtual, node.variance_of, node.options))
+
+
 @rule("NhwcMaxPool", accuracy=FIRST_ORDER, domain=MICROSOFT)
 def channels_last_max_pool(node: NodeView) -> Value:
     """The variance of the element that the maximum came from."""
@@ -314,7 +322,7 @@ refused(
 )  # fmt: skip
 refused(
     "which experts it asks is a choice inside the operator; export the experts as layers",
-    "MoE",
+    "MoE", "QMoE",
     domain=MICROSOFT,
 )  # fmt: skip
 refused("its slope needs the whole inverse of a matrix", "Inverse", domain=MICROSOFT)
@@ -340,11 +348,13 @@ refused(
 refused("it drops elements at random, for training", "BitmaskDropout", "BitmaskBiasDropout", domain=MICROSOFT)
 refused(
     "onnxruntime fuses it from several operators; export the model without that fusion",
-    "AttnLSTM", "CausalConvWithState", "EngramGate", "GatedAdd", "GatedDeltaNet", "GatedRelativePositionBias",
+    "AttnLSTM", "BranchwiseRMSNorm", "CausalConvWithState", "EngramGate", "GatedAdd", "GatedDeltaNet", "GatedRMSNorm", "GatedRelativePositionBias",
     "GemmaRotaryEmbedding", "HyperConnectionPostMix", "HyperConnectionPreMix", "LinearAttention",
     "LinearAttentionGate", "MRotaryEmbedding", "MaxpoolWithMask", "UnfoldTensor",
     "VarlenCausalConvWithState",
     domain=MICROSOFT,
 )  # fmt: skip
+refused("its 4-bit floats are decoded by a table inside the kernel", "MatMulBnb4", domain=MICROSOFT)
+refused("its slope depends on the metric, and many have none at 0", "CDist", domain=MICROSOFT)
 refused("one of its inputs is a sparse tensor", "SparseToDenseMatMul", domain=MICROSOFT)
 refused("its operands live in an accelerator's own format", "EPContext", "Snpe", domain=MICROSOFT)

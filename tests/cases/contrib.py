@@ -115,6 +115,13 @@ fused("ConvTransposeWithDynamicPads", "<strides=[2,2]>(x, w, p)", x=(1, 2, 3, 3)
 fused("Trilu", "<upper=0>(x)", x=(3, 4))
 fused("GatherND", "(x, i)", x=(2, 3, 2), i=ints(1, 2, 0, 1, shape=(2, 2)))
 fused("ExpandDims", "(x, a)", x=(2, 3), a=Given(np.array(1, np.int32)))
+fused("GridSample", "(x, g)", x=(1, 2, 3, 3), g=certain(1, 2, 2, 2, low=-0.9, high=0.9))
+fused(
+    "GridSample",
+    '<mode="nearest", align_corners=1>(x, g)',
+    x=(1, 2, 3, 3),
+    g=certain(1, 2, 2, 2, low=-0.9, high=0.9),
+)
 fused("SampleOp", "(x)", x=(2, 3))
 fused("Pad", "(x, p)", x=(2, 3), p=ints(1, 0, 0, 2))
 fused("Pad", '<mode="edge">(x, p)', x=(2, 3), p=ints(1, 0, 0, 2))
