@@ -24,7 +24,8 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.graph import Value, VarianceGraph, names_read
 from gapa_onnx.load import SourceModel
 from gapa_onnx.qdq import twins
-from gapa_onnx.rules import Deterministic, Rule, behaviour
+from gapa_onnx.patterns import find_composites
+from gapa_onnx.rules import Deterministic, Rule, VirtualNode, behaviour, is_declared
 from gapa_onnx.rules.view import is_float, is_quantised
 from gapa_onnx.splice import RANDOM
 
@@ -148,24 +149,26 @@ def _auto(source: SourceModel) -> list[Site]:
     activation if only reshaping lies between, else the identity there."""
     constants = constant_tensors(source)
     tensors = source.graph.tensors()
+    activations = _activations(source.graph)
     sites = []
     for layer in _last_layers(source, constants):
         data = _data_of(layer, constants, tensors)
         if data is None:
             continue
-        sites.append(_at_data(data))
+        sites.append(_at_data(data, activations))
     return sites
 
 
-def _at_data(data: gs.Tensor) -> Site:
+def _at_data(data: gs.Tensor, activations: Activations) -> Site:
     """At the activation that a layer's data come from if only reshaping lies between, else at the data."""
     tensor, reshaped = data, False
     while len(tensor.inputs) == 1 and tensor.inputs[0].op in (*_CARRIERS, *_QUANTISERS):
         reshaped = reshaped or tensor.inputs[0].op in _RESHAPERS
         tensor = tensor.inputs[0].inputs[0]
     producer = tensor.inputs[0] if len(tensor.inputs) == 1 else None
-    if producer is not None and _is_activation(producer) and not _inside_quantised_layer(producer):
-        return _at_activation(producer, _map_layout(producer.inputs[0], reshaped))
+    activation = activations.get(id(producer))
+    if activation is not None and not _inside_quantised_layer(producer):
+        return _at_activation(activation, _map_layout(activation.inputs[0], reshaped))
     if len(data.inputs) == 1 and data.inputs[0].op == "DynamicQuantizeLinear":
         data = data.inputs[0].inputs[0]  # its steps differ from batch to batch
     return _at_tensor(data, _map_layout(data, reshaped=False))
@@ -221,7 +224,21 @@ def _last_layers(source: SourceModel, constants: set[str]) -> list[gs.Node]:
                 found[id(node)] = node
             else:
                 pending.extend(node.inputs)
-    return [node for node in source.graph.nodes if id(node) in found]
+    # Along a residual path an earlier layer is found too; only layers that lead to no other count.
+    return [node for node in source.graph.nodes if id(node) in found and not _leads_to(node, found)]
+
+
+def _leads_to(node: gs.Node, others: dict[int, gs.Node]) -> bool:
+    seen: set[int] = set()
+    pending = [reader for tensor in node.outputs for reader in tensor.outputs]
+    while pending:
+        reader = pending.pop()
+        if id(reader) in others:
+            return True
+        if id(reader) not in seen:
+            seen.add(id(reader))
+            pending += [further for tensor in reader.outputs for further in tensor.outputs]
+    return False
 
 
 def _hidden_sites(source: SourceModel) -> list[Site]:
@@ -229,14 +246,16 @@ def _hidden_sites(source: SourceModel) -> list[Site]:
     that quantisation has merged into its layer, what the next layer reads is left."""
     constants = constant_tensors(source)
     tensors = source.graph.tensors()
+    activations = _activations(source.graph)
     before_layer: set[str] = set()
     hidden = []
     for node in reversed(source.graph.nodes):
         leads_on = any(tensor.name in before_layer for tensor in node.outputs)
         layer = is_layer(node, constants)
-        if leads_on and _is_activation(node) and node.inputs[0].name not in constants:
+        activation = activations.get(id(node)) if leads_on else None
+        if activation is not None and activation.inputs[0].name not in constants:
             if not _inside_quantised_layer(node):
-                hidden.append(_at_activation(node, Layout.POOLED))
+                hidden.append(_at_activation(activation, Layout.POOLED))
         if layer and not _has_subgraph(node):
             data = _data_of(node, constants, tensors)
             if data is not None and _has_merged_activation(data, constants):
@@ -260,12 +279,25 @@ def _has_merged_activation(data: gs.Tensor, constants: set[str]) -> bool:
     return False
 
 
-def _is_activation(node: gs.Node) -> bool:
+Activations = dict[int, gs.Node | VirtualNode]
+
+
+def _activations(graph: gs.Graph) -> Activations:
+    """By the identity of their (last) node; x·sigmoid(x) is one activation, its sigmoid is none."""
+    composites = [c for c in find_composites(graph, visible=set()) if is_declared(c.node.domain, c.node.op)]
+    outputs = {tensor.name for tensor in graph.outputs}
+    inside = set().union(*(composite.hidden(outputs) for composite in composites))
+    seen_as = {id(composite.last): composite.node for composite in composites}
+    candidates = {id(node): seen_as.get(id(node), node) for node in graph.nodes if id(node) not in inside}
+    return {key: node for key, node in candidates.items() if _is_activation(node)}
+
+
+def _is_activation(node: gs.Node | VirtualNode) -> bool:
     rule = behaviour(node.domain, node.op)
     return isinstance(rule, Rule) and rule.activation and is_float(node.outputs[0].dtype)
 
 
-def _at_activation(node: gs.Node, map_layout: Layout | None) -> Site:
+def _at_activation(node: gs.Node | VirtualNode, map_layout: Layout | None) -> Site:
     query, output = node.inputs[0], node.outputs[0]
     return _site(node.name or output.name, query, output, node.op, map_layout)
 
@@ -322,7 +354,8 @@ def _named(source: SourceModel, text: str) -> Site:
             tensor = node.outputs[0] if node.name == name else tensors[name]
             if _is_activation(node) and _inside_quantised_layer(node) and tensor.name in twins(source.graph):
                 return _checked(_at_tensor(tensors[twins(source.graph)[tensor.name]], layout), tensor, layout)
-            site = _at_activation(node, layout) if _is_activation(node) else _at_tensor(tensor, layout)
+            activation = _activations(source.graph).get(id(node)) or (node if _is_activation(node) else None)
+            site = _at_activation(activation, layout) if activation else _at_tensor(tensor, layout)
             return _checked(site, tensor, layout)
     if name in tensors and any(tensor.name == name for tensor in source.graph.inputs):
         return _checked(_at_tensor(tensors[name], layout), tensors[name], layout)

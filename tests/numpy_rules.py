@@ -133,16 +133,16 @@ def node_function(node: onnx.NodeProto, opset: int) -> Function:
     return function
 
 
-def chain(nodes: Sequence[onnx.NodeProto], opset: int) -> Function:
-    """Several nodes, in order, as one function: the outputs of the last."""
+def chain(nodes: Sequence[onnx.NodeProto], opset: int, outputs: Sequence[str] | None = None) -> Function:
+    """Several nodes, in order, as one function; its outputs are those of the last unless they are named."""
     functions = [(node, node_function(node, opset)) for node in nodes]
+    outputs = nodes[-1].output if outputs is None else outputs
 
     def function(arrays: Arrays) -> list[np.ndarray]:
         arrays = dict(arrays)
         for node, compute in functions:
-            results = compute(arrays)
-            arrays.update(zip(node.output, results))
-        return results
+            arrays.update(zip(node.output, compute(arrays)))
+        return [arrays[name] for name in outputs]
 
     return function
 

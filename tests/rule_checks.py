@@ -169,7 +169,7 @@ class Evaluation:
         own_dtypes = {name: variance_dtype(array.dtype) for name, array in feeds.items()}
         feeds |= {f"{name}/own": var.astype(own_dtypes[name]) for name, var in variances.items()}
         names = [output.name for output in self.spliced.graph.output]
-        found = dict(zip(names, self.session.run(None, feeds)))
+        found = dict(zip(names, self.session.run(None, {n: np.asarray(a) for n, a in feeds.items()})))
         means = [found[output.name] for output in self.model.graph.output]
         return means, [None if name is None else found[name] for name in self.variance_names]
 

@@ -263,7 +263,6 @@ def test_softmax_of_a_confident_row_in_single_precision(op_type: str) -> None:
 
 REFUSALS = [
     ("y = Pow(c, x)", 17, "exponent is uncertain"),
-    ("y = Clip(c, n)", 17, "bounds are uncertain"),
     ("y = Dropout(x, n, on)", 17, "training_mode"),
     ("y = Dropout(x, n, maybe)", 17, "training_mode"),
     ("y = MaxPool<kernel_shape=[2]>(x)", 7, "opset 8"),

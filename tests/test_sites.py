@@ -152,3 +152,18 @@ def test_control_flow_with_a_layer_inside_counts_as_one():
                 else_branch = other () => (float[n, 2] b) { m = MatMul(h, w)  b = Neg(m) }> (c)"""
     (site,) = find_sites(model(body, "float[n, 4] x, bool c", w=(4, 2)), "auto")
     assert (site.output, site.activation) == ("h", "Tanh")
+
+
+def test_a_composite_activation_is_one_site():
+    """x·sigmoid(x): the product is the activation, the sigmoid inside is none."""
+    body = "z = MatMul(x, a)  g = Sigmoid(z)  h = Mul(z, g)  y = MatMul(h, b)"
+    source = model(body, a=(4, 5), b=(5, 2))
+    for spec in ("auto", "last", "all", "h"):
+        (site,) = find_sites(source, spec)
+        assert (site.query, site.output, site.activation) == ("z", "h", "Swish")
+
+
+def test_a_residual_path_does_not_bring_in_an_earlier_layer():
+    body = "p = MatMul(x, a)  r = Tanh(p)  q = MatMul(r, b)  h = Relu(q)  m = MatMul(h, c)  y = Add(q, m)"
+    source = model(body, result="float[n, 5] y", a=(4, 5), b=(5, 5), c=(5, 5))
+    assert outputs(source, "auto") == ["h"]

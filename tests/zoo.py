@@ -46,7 +46,8 @@ def feeds(source: SourceModel, rows: int, seed: int) -> dict[str, np.ndarray]:
         shape = []
         for axis, size in enumerate(spec.shape or ()):
             if not isinstance(size, int):
-                size = sizes.setdefault(str(size), rows) if axis == 0 else _free_size(spec.name, source)
+                free = rows if axis == 0 else _free_size(spec.name, source)
+                size = sizes.setdefault(size, free) if size else free  # a symbol means one size everywhere
             shape.append(size)
         batch[spec.name] = _values(rng, spec, shape, source)
     return batch

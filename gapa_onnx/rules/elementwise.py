@@ -173,17 +173,19 @@ elementwise(
 
 @rule("Clip", accuracy=FIRST_ORDER, activation=True)
 def clip(node: NodeView) -> Value:
-    """v strictly between the bounds, 0 at and beyond them."""
-    if any(not bound.certain for bound in node.inputs[1:]):
-        raise node.refuse("its bounds are uncertain")
+    """v strictly between the bounds, the variance of the bound at and beyond them."""
     y = node.output.mean
     var = node.inputs[0].var
     for position, name, inside in ((1, "min", lambda b: y > b), (2, "max", lambda b: y < b)):
         bound = node.input(position)
-        if bound is not None:
-            var = var * inside(bound.mean)
-        elif node.attr(name) is not None:
-            var = var * inside(node.attr(name))
+        limit = node.attr(name) if bound is None else bound.mean
+        if limit is None:
+            continue
+        within = inside(limit)
+        var = None if var is None else var * within
+        if bound is not None and not bound.certain:
+            at_bound = (1 - within) * bound.var
+            var = at_bound if var is None else var + at_bound
     return var
 
 
