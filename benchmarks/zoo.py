@@ -42,7 +42,10 @@ def measure(name: str, sites: str) -> dict:
         conversion = convert(zoo.FOLDER / name, data, sites=sites, m=12, k=4)
     except UserError as refusal:
         result = "refused" if "no variance rule" in refusal.message else "not applicable"
-        return row | {"result": result, "detail": " ".join(refusal.message.replace(str(zoo.FOLDER), "").split())}
+        return row | {
+            "result": result,
+            "detail": " ".join(refusal.message.replace(str(zoo.FOLDER), "").split()),
+        }
     except Exception as error:  # a benchmark goes on to the next model
         return row | {"result": "FAILED", "detail": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     failed = [f"{check.name}: {check.detail}" for check in conversion.checks if not check.passed]
@@ -64,7 +67,9 @@ def write(rows: list[dict]) -> None:
     lines = ["# The zoo", "", f"onnxruntime {ort.__version__}, {ort.get_device()}.", ""]
     for sites in dict.fromkeys(row["sites"] for row in rows):
         mine = [row for row in rows if row["sites"] == sites]
-        counts = {r: sum(row["result"] == r for row in mine) for r in dict.fromkeys(row["result"] for row in mine)}
+        counts = {
+            r: sum(row["result"] == r for row in mine) for r in dict.fromkeys(row["result"] for row in mine)
+        }
         lines += [f"`--sites {sites}`: " + ", ".join(f"{n} {result}" for result, n in counts.items()), ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     for row in rows:
@@ -88,7 +93,9 @@ def main() -> int:
     for name in names[:10] if options.quick else names:
         for sites in options.sites:
             rows.append(measure(name, sites))
-            print(f"{rows[-1]['result']:<15} {sites:<5} {name}  {rows[-1].get('detail', '')[:120]}", flush=True)
+            print(
+                f"{rows[-1]['result']:<15} {sites:<5} {name}  {rows[-1].get('detail', '')[:120]}", flush=True
+            )
     if not options.match and not options.quick:
         write(rows)
     return int(any(row["result"] == "FAILED" for row in rows))

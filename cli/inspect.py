@@ -43,7 +43,7 @@ def _source_record(path: Path, sites: str) -> dict[str, Any]:
     from gapa_onnx.analyse import analyse, operator_table
     from gapa_onnx.cli import cost, records
     from gapa_onnx.load import load
-    from gapa_onnx.sites import find_sites
+    from gapa_onnx.placement import find_sites
 
     source = load(path)
     problem = None

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from gapa_onnx.errors import UserError
 from gapa_onnx.load import SourceModel
+from gapa_onnx.placement import find_sites
 from gapa_onnx.propagation import RefusedNode, propagate
 from gapa_onnx.rules import Deterministic, Options, Refusal, behaviour
 from gapa_onnx.rules.view import is_float, is_quantised
-from gapa_onnx.sites import Site, find_sites
+from gapa_onnx.sites import Site
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ def analyse(
         options=options,
     )
     floats = [tensor.name for tensor in source.outputs if is_float(tensor.dtype)]
-    carriers = [tensor.name for tensor in source.outputs if is_float(tensor.dtype) or is_quantised(tensor.dtype)]
+    carriers = [
+        tensor.name for tensor in source.outputs if is_float(tensor.dtype) or is_quantised(tensor.dtype)
+    ]
     return Plan(
         source=source,
         sites=chosen,

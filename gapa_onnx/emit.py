@@ -16,7 +16,7 @@ from gapa_onnx.analyse import Plan
 from gapa_onnx.calibrate import Calibration, SiteFit
 from gapa_onnx.errors import UserError
 from gapa_onnx.rewrite import Rewritten
-from gapa_onnx.runtime import LARGEST_PROTO
+from gapa_onnx.runtime import LARGEST_PROTO, save_with_external_data
 from gapa_onnx.settings import Settings
 from gapa_onnx.splice import splice
 
@@ -79,12 +79,10 @@ def save(model: onnx.ModelProto, path: Path) -> None:
             temporary.write_bytes(model.SerializeToString(deterministic=True))
         return
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        external = onnx.ModelProto()
-        external.CopyFrom(model)  # saving moves the data out of the model that it is given
-        data = f"{path.name}.data"
-        onnx.save_model(external, Path(folder, path.name), save_as_external_data=True, location=data)
-        for name in (data, path.name):  # the model comes last: it never stands there without its data
-            os.replace(Path(folder, name), path.parent / name)
+        staged = Path(folder, path.name)
+        data = save_with_external_data(model, staged)
+        for file in (data, staged):  # the model comes last: it never stands there without its data
+            os.replace(file, path.parent / file.name)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,9 @@ def expansion(node: gs.Node, graph: VarianceGraph) -> gs.Graph | None:
         return None
     called = _call(node, graph.opset)
     # Bodies refer to attributes by name, and the inliner does not know defaults.
-    defaults = [a.default_value for n, a in schema.attributes.items() if n not in node.attrs and a.default_value.name]
+    defaults = [
+        a.default_value for n, a in schema.attributes.items() if n not in node.attrs and a.default_value.name
+    ]
     called.graph.node[0].attribute.extend(defaults)
     inlined = onnx.inliner.inline_selected_functions(
         called, [(schema.domain, node.op)], inline_schema_functions=True

@@ -19,7 +19,9 @@ from gapa_onnx.provenance import METADATA_KEY
 from gapa_onnx.shapes import infer_shapes
 
 OLDEST_OPSET = 7  # before it, broadcasting was an attribute of each operator
-OPSET_WHERE_NONE = 17  # for models of ai.onnx.ml operators only; the oldest onnxruntime that we serve knows it
+OPSET_WHERE_NONE = (
+    17  # for models of ai.onnx.ml operators only; the oldest onnxruntime that we serve knows it
+)
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ def load(model: str | Path | onnx.ModelProto) -> SourceModel:
         proto=proto,
         graph=graph,
         opset=opset,
-        sha256=hashlib.sha256(given.SerializeToString(deterministic=True)).hexdigest()
-        if path is None
-        else _hash(path),
+        sha256=_hash(path)
+        if path
+        else hashlib.sha256(given.SerializeToString(deterministic=True)).hexdigest(),
         path=path,
         inputs=_inputs(proto),
         names=frozenset(_all_names(proto.graph)),
@@ -125,7 +127,9 @@ def _inline(proto: onnx.ModelProto, path: Path | None) -> onnx.ModelProto:
     try:
         return onnx.inliner.inline_local_functions(proto)
     except Exception as error:
-        raise UserError(f"the functions of {_name(path)} cannot be inlined: {error}", "export it without functions") from error
+        raise UserError(
+            f"the functions of {_name(path)} cannot be inlined: {error}", "export it without functions"
+        ) from error
 
 
 def _with_default_domain(proto: onnx.ModelProto) -> onnx.ModelProto:

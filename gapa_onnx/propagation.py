@@ -8,17 +8,26 @@ At a site, with own variance σ² (born there) and incoming variance v:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
 
+from gapa_onnx.expansion import expansion
 from gapa_onnx.graph import Value, VarianceGraph, names_read
 from gapa_onnx.load import SourceModel
-from gapa_onnx.expansion import expansion
 from gapa_onnx.patterns import Composite, find_composites
 from gapa_onnx.qdq import reading_graph
-from gapa_onnx.rules import Deterministic, NodeView, Options, Refusal, Refused, VirtualNode, behaviour, is_declared
+from gapa_onnx.rules import (
+    Deterministic,
+    NodeView,
+    Options,
+    Refusal,
+    Refused,
+    VirtualNode,
+    behaviour,
+    is_declared,
+)
 from gapa_onnx.rules.view import is_float, is_quantised, variance_dtype
 from gapa_onnx.sites import Site
 

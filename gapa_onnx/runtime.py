@@ -96,11 +96,20 @@ def open_session(
             )
         with tempfile.TemporaryDirectory(prefix="gapa-onnx-") as folder:
             path = Path(folder) / "model.onnx"
-            onnx.save_model(model, path, save_as_external_data=True, location="model.data")
+            save_with_external_data(model, path)
             return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has no common base class for its errors
         message = f"onnxruntime cannot load {label}: {first_line(error)}"
         raise UserError(message, "check that the model runs by itself") from error
+
+
+def save_with_external_data(model: onnx.ModelProto, path: Path) -> Path:
+    """Write a model whose weights lie in a second file beside it; returns that file's path."""
+    external = onnx.ModelProto()
+    external.CopyFrom(model)  # saving moves the data out of the model that it is given
+    data = path.with_name(f"{path.name}.data")
+    onnx.save_model(external, path, save_as_external_data=True, location=data.name)
+    return data
 
 
 def first_line(error: BaseException) -> str:

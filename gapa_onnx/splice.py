@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
-RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+RANDOM = {
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+}
 FUNCTIONS_IR = 8  # the first IR version with model-local functions
 
 
@@ -24,7 +31,9 @@ def splice(
     model = onnx.ModelProto()
     model.CopyFrom(source)
     if any(node.op_type in RANDOM for node in model.graph.node):
-        model.graph.node.extend(additions.node)  # onnxruntime seeds a random operator by its place in the list
+        model.graph.node.extend(
+            additions.node
+        )  # onnxruntime seeds a random operator by its place in the list
     else:
         _interleave(model.graph, additions)
     model.graph.initializer.extend(additions.initializer)

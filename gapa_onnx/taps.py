@@ -21,9 +21,9 @@ import onnx
 import onnxruntime as ort
 
 from gapa_onnx.load import SourceModel
+from gapa_onnx.placement import constant_tensors
 from gapa_onnx.rules.view import is_float
 from gapa_onnx.runtime import LARGEST_PROTO, session_options
-from gapa_onnx.sites import constant_tensors
 
 MOST_NODES = 24  # computed again for one tensor
 

@@ -60,7 +60,9 @@ def verify(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Iterabl
     ]
 
 
-def _answers(model: onnx.ModelProto, batches: Sequence[Batch], *, optimise: bool, native: bool = True) -> list[Batch]:
+def _answers(
+    model: onnx.ModelProto, batches: Sequence[Batch], *, optimise: bool, native: bool = True
+) -> list[Batch]:
     """All outputs of a model for each batch, by name."""
     options = session_options(optimise=optimise)
     if native:
@@ -124,7 +126,9 @@ def _agreement(
         schema = next(schema for schema in SCHEMAS.values() if schema.name == node.op_type)
         ports = dict(zip((port.name for port in schema.constants), constants))
         exact = reference.evaluate(schema.index, ports, queries)[0].reshape(-1)
-        checks.append(_agree(f"{node.name}: portable = reference", _portable(converted, node, queries), exact))
+        checks.append(
+            _agree(f"{node.name}: portable = reference", _portable(converted, node, queries), exact)
+        )
         if library_path() is None:
             continue
         share = _rows(answers, node.output[0])[:, 0]

@@ -85,7 +85,9 @@ def _jacobian(function: Function, means: Arrays, name: str, results: list[np.nda
             if not np.all(bend <= KINK * (1 + np.abs(slope))):
                 raise Unfit("a kink")
             column.append(slope.ravel())
-    return [np.stack(column, axis=1) if column else np.zeros((y.size, 0)) for column, y in zip(columns, results)]
+    return [
+        np.stack(column, axis=1) if column else np.zeros((y.size, 0)) for column, y in zip(columns, results)
+    ]
 
 
 def _shifted(function: Function, means: Arrays, name: str, position: tuple, step: float) -> list[np.ndarray]:
@@ -294,7 +296,9 @@ def _pad(call: Call) -> np.ndarray:
     rank, mode = call.x.ndim, call.attr("mode", "constant")
     fill = call.given(2, "value", 0.0)
     widths = list(zip(pads[:rank], pads[rank:]))
-    return np.pad(call.x, widths, constant_values=fill) if mode == "constant" else np.pad(call.x, widths, mode)
+    return (
+        np.pad(call.x, widths, constant_values=fill) if mode == "constant" else np.pad(call.x, widths, mode)
+    )
 
 
 def _unsqueeze(call: Call) -> np.ndarray:

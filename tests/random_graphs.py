@@ -94,9 +94,7 @@ def _for_dtype(node: onnx.NodeProto, dtype: type) -> onnx.NodeProto:
 
 
 @st.composite
-def random_graphs(
-    draw: st.DrawFn, tree: bool = False, without: frozenset[str] = frozenset()
-) -> RandomGraph:
+def random_graphs(draw: st.DrawFn, tree: bool = False, without: frozenset[str] = frozenset()) -> RandomGraph:
     """Graphs of 3 to 12 operators. In a `tree` no tensor is read twice, and no elements are mixed that
     depend on the same element of an input."""
     draft = Draft(draw(st.sampled_from(OPSETS)), draw(st.integers(0, 2**32 - 1)), tree)
@@ -157,7 +155,9 @@ class Draft:
         outputs = [name for name in made if name not in read or name in more]
         constants = {name: array for name, array in self.constants.items() if name in read}
         symbolic = self.coin()
-        return RandomGraph(self.opset, self.nodes, self.drawn, constants, self.tensors, self.inputs, outputs, symbolic)
+        return RandomGraph(
+            self.opset, self.nodes, self.drawn, constants, self.tensors, self.inputs, outputs, symbolic
+        )
 
     # ------------------------------------------------------------ what operators ask for
 

@@ -162,7 +162,9 @@ class Evaluation:
     def run(self, feeds: Arrays) -> list[np.ndarray]:
         """The outputs of the source node."""
         whole = {n for n, a in feeds.items() if np.asarray(a).dtype.kind in "iub"}
-        return self.source.run(None, {n: a if n in whole else np.asarray(a, self.dtype) for n, a in feeds.items()})
+        return self.source.run(
+            None, {n: a if n in whole else np.asarray(a, self.dtype) for n, a in feeds.items()}
+        )
 
     def outputs_and_variances(self, variances: Arrays) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         feeds = self.case.feeds(self.dtype)
@@ -308,7 +310,6 @@ def smooth_run(case: Case) -> tuple[Run, Arrays]:
     """What a case's node computes but for rounding, and all its inputs, in float64."""
     feeds = {name: np.asarray(array, np.float64) for name, array in case.values().items()}
 
-
     def run(values: Arrays) -> list[np.ndarray]:
         found = case.smooth(**values)
         return [np.asarray(y) for y in found] if isinstance(found, tuple) else [np.asarray(found)]
@@ -322,7 +323,11 @@ def check_smooth(case: Case, found: Evaluation) -> None:
     run, feeds = smooth_run(case)
     wanted, node = run(feeds)[-1], found.run(case.feeds(found.dtype))[-1]
     rounded = case.op_type.startswith("DynamicQuantize")
-    atol = 0.501 if node.dtype.kind in "iu" else (0.02 if rounded else case.tolerance or 1e-5) * np.abs(wanted).max()
+    atol = (
+        0.501
+        if node.dtype.kind in "iu"
+        else (0.02 if rounded else case.tolerance or 1e-5) * np.abs(wanted).max()
+    )
     np.testing.assert_allclose(np.asarray(node, np.float64), wanted, rtol=0, atol=atol)
 
 

@@ -199,9 +199,7 @@ def test_names_read_like_the_source(digits):
     source = {node.name for node in onnx.load(MODELS / "digits_cnn.onnx").graph.node}
     added = [node for node in onnx.load(digits.path).graph.node if node.name not in source]
     assert all(node.name for node in added)
-    assert {"relu3_out/gapa/share", "relu3_out/var", "logits/var"} <= {
-        node.output[0] for node in added
-    }
+    assert {"relu3_out/gapa/share", "relu3_out/var", "logits/var"} <= {node.output[0] for node in added}
 
 
 def test_provenance(digits):
@@ -342,3 +340,33 @@ def test_external_data_beyond_the_limit(tmp_path, monkeypatch, digits):
 def test_metadata_is_plain_json(digits):
     (entry,) = [e for e in onnx.load(digits.path).metadata_props if e.key == provenance.METADATA_KEY]
     assert json.loads(entry.value)["settings"]["k"] == 20
+
+
+def test_the_way_of_models_beyond_protobufs_limit(tmp_path, monkeypatch):
+    """All steps with the limit put below the size of a small model: external data, files in place of bytes."""
+    from gapa_onnx import runtime, shapes, taps
+
+    for module in (runtime, shapes, emit, taps):
+        monkeypatch.setattr(module, "LARGEST_PROTO", 1000)
+    monkeypatch.setattr(shapes, "LARGE_TENSOR", 100)
+    source = tmp_path / "source.onnx"
+    onnx.save_model(
+        onnx.load(MODELS / "digits_mlp.onnx"),
+        source,
+        save_as_external_data=True,
+        location="source.data",
+        size_threshold=0,
+    )
+    out = tmp_path / "out.onnx"
+    conversion = gapa_onnx.convert(
+        source, MODELS / "digits_mlp_calibration.npz", out, m=100, k=10, sites="all"
+    )
+    assert all(check.passed for check in conversion.checks)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "source.onnx",
+        "source.data",
+        "out.onnx",
+        "out.onnx.data",
+    }
+    rows = np.load(MODELS / "digits_mlp_heldout.npz")["pixels"][:4]
+    assert np.isfinite(gapa_onnx.session(out).run(["logits_var"], {"pixels": rows})[0]).all()

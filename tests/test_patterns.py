@@ -90,7 +90,7 @@ def test_every_pattern_has_a_spelling() -> None:
                 f for f in PATTERNS.get(node.op, ()) if f(Output(node.outputs[0], spelled.opset)) is not None
             }
     missed = {f.__name__ for fs in PATTERNS.values() for f in fs} - {f.__name__ for f in hit}
-    assert missed == {"attention_values"}  # below
+    assert missed == {"attention_values", "dynamic_matmul"}  # below; test_quantised
 
 
 # ------------------------------------------------------------------------------ near misses

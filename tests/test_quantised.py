@@ -23,9 +23,9 @@ import gapa_onnx
 from gapa_onnx.errors import UserError
 from gapa_onnx.load import load
 from gapa_onnx.patterns import find_composites
+from gapa_onnx.placement import find_sites
 from gapa_onnx.qdq import reading_graph, twins
 from gapa_onnx.rules import TABLE, Deterministic, Refusal
-from gapa_onnx.sites import find_sites
 
 MODELS = Path(__file__).parent.parent / "models"
 BY_HAND = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
@@ -53,7 +53,9 @@ STATIC = {
     "qdq per channel": dict(quant_format=QDQ, activation_type=U8, weight_type=I8, per_channel=True),
     "qdq int8": dict(quant_format=QDQ, activation_type=I8, weight_type=I8, per_channel=True),
     "operators": dict(quant_format=QOPERATOR, activation_type=U8, weight_type=I8),
-    "operators per channel": dict(quant_format=QOPERATOR, activation_type=I8, weight_type=I8, per_channel=True),
+    "operators per channel": dict(
+        quant_format=QOPERATOR, activation_type=I8, weight_type=I8, per_channel=True
+    ),
 }
 FORMS = ["dynamic", *STATIC]
 
@@ -100,7 +102,9 @@ def convert(
     return conversion
 
 
-def answers(model: onnx.ModelProto, feeds: dict[str, np.ndarray], *, native: bool = True, optimise: bool = True) -> dict:
+def answers(
+    model: onnx.ModelProto, feeds: dict[str, np.ndarray], *, native: bool = True, optimise: bool = True
+) -> dict:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     if not optimise:
@@ -223,9 +227,14 @@ def between_steps(body: str) -> onnx.ModelProto:
     scales = {"sx": 0.03, "sw": 0.01, "sb": 0.0003, "st": 0.03, "su": 0.05, "low": 0.0}
     arrays = {name: np.float32(value) for name, value in scales.items()}
     arrays |= {"mid": np.uint8(128), "least": np.uint8(0), "even": np.int8(0), "zero": np.int32(0)}
-    arrays |= {"w": rng.integers(-90, 90, (3, 2, 3, 3)).astype(np.int8), "b": rng.integers(-900, 900, 3).astype(np.int32)}
+    arrays |= {
+        "w": rng.integers(-90, 90, (3, 2, 3, 3)).astype(np.int8),
+        "b": rng.integers(-900, 900, 3).astype(np.int32),
+    }
     arrays["v"] = rng.integers(-90, 90, (3, 3, 1, 1)).astype(np.int8)
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()
+    )
     return model
 
 
@@ -271,7 +280,9 @@ DYNAMIC = (
 def dynamic(body: str = DYNAMIC, result: str = "float[n, 2] y") -> onnx.ModelProto:
     model = onnx.parser.parse_model(f"{BY_HAND} m (float[n, 3] x) => ({result}) {{ {body} }}")
     arrays = {"w": np.int8([[9, -70], [50, 3], [-20, 80]]), "wz": np.int8(2), "ws": np.float32(0.01)}
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()
+    )
     return model
 
 
@@ -279,7 +290,9 @@ def dynamic_reference(v: np.ndarray) -> np.ndarray:
     return v @ ((np.array([[9, -70], [50, 3], [-20, 80]]) - 2) * 0.01) ** 2
 
 
-@pytest.mark.parametrize("body", [DYNAMIC, DYNAMIC.replace("Mul(s, ws)", "Mul(ws, s)").replace("Mul(f, k)", "Mul(k, f)")])
+@pytest.mark.parametrize(
+    "body", [DYNAMIC, DYNAMIC.replace("Mul(s, ws)", "Mul(ws, s)").replace("Mul(f, k)", "Mul(k, f)")]
+)
 def test_dynamic_quantisation_is_one_layer(body):
     (composite,) = find_composites(load(dynamic(body)).graph, set())
     assert composite.node.op == "DynamicQuantizeMatMul"
@@ -318,7 +331,9 @@ def test_saturated_elements_pass_nothing_on():
         "{ q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }"
     )
     x, v = np.float32([-3, 0, 1, 127, 999]), np.float32([1, 2, 3, 4, 5])
-    np.testing.assert_allclose(run_with_variances(model, {"x": x}, {"x": v})["y_var"], [0, 0, 3, 4, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        run_with_variances(model, {"x": x}, {"x": v})["y_var"], [0, 0, 3, 4, 0], rtol=1e-6
+    )
 
 
 def test_float8_saturates_too():
@@ -327,7 +342,9 @@ def test_float8_saturates_too():
         "{ q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }", 19
     )  # fmt: skip
     x, v = np.float32([-999, 0, 1, 500]), np.float32([1, 2, 3, 4])
-    np.testing.assert_allclose(run_with_variances(model, {"x": x}, {"x": v})["y_var"], [0, 2, 3, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        run_with_variances(model, {"x": x}, {"x": v})["y_var"], [0, 2, 3, 0], rtol=1e-6
+    )
 
 
 def test_a_quantised_output_has_a_variance_in_squared_steps():
@@ -401,7 +418,9 @@ def test_weights_of_four_bits(symmetric):
     conversion = convert(model, feeds, "all")
     assert [site.activation for site in conversion.plan.sites] == ["Tanh", "Tanh"]
     bars = answers(conversion.model, held_out)["logits_var"].mean(axis=1)
-    wanted = answers(convert(MODELS / "digits_mlp.onnx", feeds, "all").model, held_out)["logits_var"].mean(axis=1)
+    wanted = answers(convert(MODELS / "digits_mlp.onnx", feeds, "all").model, held_out)["logits_var"].mean(
+        axis=1
+    )
     # Weights are off by 1/32 of their range, an eighth of a standard deviation: Σ w² by some per cent.
     assert 0.8 < np.median(bars / wanted) < 1.25
 
@@ -417,7 +436,9 @@ def packed_layer(model, node, weights, pack, symmetric) -> list[onnx.NodeProto]:
     model.graph.initializer.extend(map(numpy_helper.from_array, tensors.values(), names))
     product = f"{node.output[0]}_product"
     attrs = dict(K=width, N=rows, bits=4, block_size=block)
-    layer = helper.make_node("MatMulNBits", [node.input[0], *names], [product], domain="com.microsoft", **attrs)
+    layer = helper.make_node(
+        "MatMulNBits", [node.input[0], *names], [product], domain="com.microsoft", **attrs
+    )
     return [layer, helper.make_node("Add", [product, node.input[2]], node.output)]
 
 
@@ -453,7 +474,19 @@ def test_refusals_tell_their_reason(text, reason):
 def test_every_quantised_operator_of_onnxruntime_has_a_behaviour():
     """By name, of all that onnxruntime's schemas list."""
     schemas = pytest.importorskip("onnxruntime.capi.onnxruntime_pybind11_state").get_all_operator_schema()
-    marks = ("QLinear", "QOrdered", "Integer", "NBits", "Quantize", "QGemm", "QAttention", "BFP", "Bnb4", "FpQ4", "QMoE")
+    marks = (
+        "QLinear",
+        "QOrdered",
+        "Integer",
+        "NBits",
+        "Quantize",
+        "QGemm",
+        "QAttention",
+        "BFP",
+        "Bnb4",
+        "FpQ4",
+        "QMoE",
+    )
     names = {s.name for s in schemas if s.domain == "com.microsoft" and any(mark in s.name for mark in marks)}
     assert len(names) > 30
     assert {name for name in names if ("com.microsoft", name) not in TABLE} == set()

@@ -1,8 +1,8 @@
 """Graphs of random operators: what the rules make of a whole graph, against evaluations that know no rule.
 
-    any graph    the variance is that of `numpy_rules`, node by node
-    trees        it is that of the graph: J² v with J of the whole graph, and Monte Carlo
-    both         the model is valid, and the source's outputs keep every bit
+any graph    the variance is that of `numpy_rules`, node by node
+trees        it is that of the graph: J² v with J of the whole graph, and Monte Carlo
+both         the model is valid, and the source's outputs keep every bit
 """
 
 from __future__ import annotations
@@ -275,7 +275,10 @@ def check_monte_carlo(converted: Converted, run: Function, found: Arrays) -> Non
     """The sample variance, within five standard errors of itself."""
     graph, rng = converted.graph, np.random.default_rng(1)
     feeds = graph.feeds(np.float64)
-    drawn = {n: feeds[n] + rng.normal(size=(SAMPLES, *v.shape)) * np.sqrt(v) for n, v in converted.variances.items()}
+    drawn = {
+        n: feeds[n] + rng.normal(size=(SAMPLES, *v.shape)) * np.sqrt(v)
+        for n, v in converted.variances.items()
+    }
     outputs = [run(feeds | {n: x[i] for n, x in drawn.items()}) for i in range(SAMPLES)]
     for name, values in zip(graph.outputs, zip(*outputs)):
         values = np.array(values)  # (samples, …)

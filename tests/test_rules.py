@@ -25,7 +25,9 @@ def single(*values: float) -> np.ndarray:
 def test_every_rule_has_a_case_and_every_case_a_rule() -> None:
     # Rules that are composed of others (control flow) have bodies, not one line: test_control_flow.
     composed = Accuracy.COMPOSED
-    rules = {key for key, entry in TABLE.items() if isinstance(entry, Rule) and entry.accuracy is not composed}
+    rules = {
+        key for key, entry in TABLE.items() if isinstance(entry, Rule) and entry.accuracy is not composed
+    }
     rules -= {("ai.onnx.ml", "ZipMap")}  # what it puts out is no tensor: test_ml
     assert rules == {case.key for case in CASES}
 

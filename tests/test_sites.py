@@ -8,7 +8,7 @@ import pytest
 from gapa_onnx.analyse import analyse, operator_table, require_convertible
 from gapa_onnx.errors import UserError
 from gapa_onnx.load import load
-from gapa_onnx.sites import find_sites
+from gapa_onnx.placement import find_sites
 
 
 def model(body: str, signature: str = "float[n, 4] x", result: str = "float[n, 2] y", **shapes):

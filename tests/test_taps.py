@@ -40,7 +40,11 @@ def test_a_transformer_block_stays_fused(tmp_path, sites):
 
 def test_what_is_computed_again_is_named_after_its_tensor():
     conversion = gapa_onnx.convert(
-        transformer_block(), {"x": RNG.standard_normal((60, 3, 16)).astype(np.float32)}, sites="x:rows", m=20, k=5
+        transformer_block(),
+        {"x": RNG.standard_normal((60, 3, 16)).astype(np.float32)},
+        sites="x:rows",
+        m=20,
+        k=5,
     )
     names = {name for node in conversion.model.graph.node for name in node.output}
     assert {"r/again", "fb/again"} <= names  # swallowed by SkipLayerNormalization and BiasGelu

@@ -17,12 +17,12 @@ from gapa_onnx.rules import (  # noqa: F401  (they fill the table)
     control_flow,
     elementwise,
     linear,
-    ml,
-    quantised,
     loss,
+    ml,
     multilinear,
     normalisation,
     patterns,
+    quantised,
     recurrent,
     reduction,
     rotary,
@@ -33,7 +33,16 @@ from gapa_onnx.rules import (  # noqa: F401  (they fill the table)
     spectral,
     structural,
 )
-from gapa_onnx.rules.registry import TABLE, Accuracy, Behaviour, Deterministic, Refusal, Rule, behaviour, is_declared
+from gapa_onnx.rules.registry import (
+    TABLE,
+    Accuracy,
+    Behaviour,
+    Deterministic,
+    Refusal,
+    Rule,
+    behaviour,
+    is_declared,
+)
 from gapa_onnx.rules.view import NodeView, Operand, Options, Refused, VirtualNode
 
 __all__ = [

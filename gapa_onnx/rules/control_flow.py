@@ -142,7 +142,9 @@ def _settled_states(
         known = {name: graph.tensor(f"{name}/var", variance_dtype(tensors[name].dtype)) for name in names}
         found = node.within(body, graph, known)
         grown = [
-            p for p in range(len(states)) if p in uncertain or _floats(carried_out[p]) and carried_out[p].name in found
+            p
+            for p in range(len(states))
+            if p in uncertain or _floats(carried_out[p]) and carried_out[p].name in found
         ]
         if grown == uncertain:
             return uncertain, graph, found
@@ -170,7 +172,9 @@ def _result(graph: VarianceGraph, tensor: gs.Tensor, found: dict[str, Value]) ->
     return graph.emit("Identity", var, names=(f"{tensor.name}/var/result",))
 
 
-def _twin(node: NodeView, inputs: Sequence[Value], positions: Sequence[int], **bodies: gs.Graph) -> dict[int, Value]:
+def _twin(
+    node: NodeView, inputs: Sequence[Value], positions: Sequence[int], **bodies: gs.Graph
+) -> dict[int, Value]:
     answers = node.graph.emit(
         node.op_type, *inputs, outputs=len(positions), dtype=node.output.dtype, **bodies
     )

@@ -95,7 +95,9 @@ def _class_scores(node: NodeView, weights: np.ndarray) -> tuple[Value]:
     y = node.outputs[1].mean
     if len(weights) == 1 and _classes(node) == 2:
         if node.attr("post_transform", "NONE") not in ("NONE", "LOGISTIC"):
-            raise node.refuse("runtimes disagree on what its post_transform does to a single score of two classes")
+            raise node.refuse(
+                "runtimes disagree on what its post_transform does to a single score of two classes"
+            )
         weights = np.repeat(weights, 2, axis=0)
     return (_linear_scores(node, weights, y),)
 
@@ -198,7 +200,9 @@ def scaler(node: NodeView) -> Value:
     """v scale²"""
     v = node.graph.cast(node.inputs[0].var, node.output.dtype)
     scale = np.asarray(node.attr("scale"), np.float64)
-    return v * float(scale[0] ** 2) if scale.size == 1 else v * node.graph.constant((scale**2).astype(v.dtype))
+    return (
+        v * float(scale[0] ** 2) if scale.size == 1 else v * node.graph.constant((scale**2).astype(v.dtype))
+    )
 
 
 @rule("Imputer", accuracy=EXACT, domain=ML)
@@ -210,7 +214,9 @@ def imputer(node: NodeView) -> Value:
     if np.isnan(replaced):
         missing = graph.emit("IsNaN", x.raw, dtype=np.dtype(np.bool_))
     else:  # two numbers are equal that differ either way not
-        above, below = (graph.emit(op, x.mean, x.mean._lift(replaced), dtype=np.bool_) for op in ("Greater", "Less"))
+        above, below = (
+            graph.emit(op, x.mean, x.mean._lift(replaced), dtype=np.bool_) for op in ("Greater", "Less")
+        )
         missing = graph.emit("Not", graph.emit("Or", above, below))
     return graph.emit("Where", missing, graph.zeros(x.var), x.var, dtype=x.dtype)
 

@@ -30,7 +30,7 @@ def centering(node: NodeView) -> Value:
     """y = x - mean: (1 - 2/n) v_i + Σ_j v_j / n²"""
     x = node.inputs[0]
     average = node.graph.reduce("ReduceMean", x.var, _axes(node))
-    n = node.graph.count(x.raw, x.dtype) / node.graph.count(average, x.dtype)
+    n = node.graph.count(x.var, x.dtype) / node.graph.count(average, x.dtype)
     return (1 - 2 / n) * x.var + average / n
 
 

@@ -133,7 +133,13 @@ def dynamic_quantize(node: NodeView) -> tuple[Value | None, ...]:
 
 
 def _product(
-    node: NodeView, f: Callable[[Value, Value], Value], data: int, a: Value, weights: int, b: Value, factor: Factor
+    node: NodeView,
+    f: Callable[[Value, Value], Value],
+    data: int,
+    a: Value,
+    weights: int,
+    b: Value,
+    factor: Factor,
 ) -> Value:
     """Var of f(a, b · factor) for data and weights of the node, whose means are a and b."""
     x, w = node.inputs[data], node.inputs[weights]
@@ -290,7 +296,9 @@ def matmul_nbits(node: NodeView) -> Value:
             zero = _unpacked(node, graph.emit("Reshape", zero, graph.ints(rows, -1)), bits, blocks)
         zero = graph.emit("Reshape", zero, graph.ints(rows, blocks, 1))
     flat = graph.emit("Reshape", _held(node, node.inputs[1])[0], graph.ints(rows, -1))
-    steps = graph.emit("Reshape", _unpacked(node, flat, bits, blocks * block), graph.ints(rows, blocks, block))
+    steps = graph.emit(
+        "Reshape", _unpacked(node, flat, bits, blocks * block), graph.ints(rows, blocks, block)
+    )
     weights = graph.emit("Reshape", (steps - zero) * scales, graph.ints(rows, blocks * block))
     weights = graph.emit("Transpose", graph.slice(weights, 1, 0, width), perm=[1, 0])  # (K, N)
     return _product(node, _matmul(node), 0, node.inputs[0].mean, 1, weights, 1.0)
@@ -411,7 +419,10 @@ def qlinear_where(node: NodeView) -> Value:
 # ------------------------------------------------------------------------- no rule
 
 deterministic(
-    "it reads tables of constants at whole numbers", "GatherBlockQuantized", "QEmbedLayerNormalization", domain=MICROSOFT
+    "it reads tables of constants at whole numbers",
+    "GatherBlockQuantized",
+    "QEmbedLayerNormalization",
+    domain=MICROSOFT,
 )
 refused("its quantised projections, softmax and product are one kernel", "QAttention", domain=MICROSOFT)
 refused("its weights are packed in a layout of one processor", "MatMulFpQ4", domain=MICROSOFT)

@@ -14,12 +14,6 @@ from gapa_onnx.rules.view import NodeView, Operand
 EXACT, FIRST_ORDER = Accuracy.EXACT, Accuracy.FIRST_ORDER
 
 
-def _group_size(node: NodeView) -> Value:
-    """How many input elements make one output element, at run time."""
-    count, dtype = node.graph.count, node.inputs[0].dtype
-    return count(node.inputs[0].raw, dtype) / count(node.output.raw, dtype)
-
-
 def _same_node(node: NodeView, value: Value) -> Value:
     """The node on another tensor, with its axes where they are an input."""
     return node.again(value, *(operand.raw for operand in node.inputs[1:] if operand.present))
@@ -34,7 +28,10 @@ def reduce_sum(node: NodeView) -> Value:
 @rule("ReduceMean", "GlobalAveragePool", accuracy=EXACT)
 def mean(node: NodeView) -> Value:
     """Σ_j v_j / n²"""
-    return _same_node(node, node.inputs[0].var) / _group_size(node)
+    var, count = node.inputs[0].var, node.graph.count
+    average = _same_node(node, var)
+    # Variances are counted: another reader of the means would keep transposes from moving past them.
+    return average / (count(var, var.dtype) / count(average, var.dtype))
 
 
 def _reduced(node: NodeView, op_type: str, value: Value, **changed: int) -> Value:

@@ -45,7 +45,10 @@ class Rule:
     formula: str
     activation: bool = False  #: an elementwise nonlinearity of one tensor: a place for a site
     linear: bool = False  #: has weights: a layer
-    operands: tuple[int, ...] = (0, 1)  #: inputs that are a layer's data and weights; (0,) if the weights are attributes
+    operands: tuple[int, ...] = (
+        0,
+        1,
+    )  #: inputs that are a layer's data and weights; (0,) if the weights are attributes
 
 
 @dataclass(frozen=True)

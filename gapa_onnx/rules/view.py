@@ -27,8 +27,8 @@ def variance_dtype(dtype: Any) -> np.dtype:
 
 
 def is_float(dtype: Any) -> bool:
-    """True for what can carry a variance; an unknown type is taken for a float."""
-    if dtype is None:
+    """True for what can carry a variance; an unknown type, or a sequence's or map's, is taken for a float."""
+    if dtype is None or (isinstance(dtype, int) and dtype == onnx.TensorProto.UNDEFINED):
         return True
     try:
         return np.issubdtype(np.dtype(dtype), np.floating) or "float" in np.dtype(dtype).name
@@ -38,7 +38,9 @@ def is_float(dtype: Any) -> bool:
 
 def is_whole(dtype: Any) -> bool:
     """True for integers, which carry a variance where they stand for real numbers."""
-    return dtype is not None and not isinstance(dtype, int) and np.dtype(dtype).name.startswith(("int", "uint"))
+    return (
+        dtype is not None and not isinstance(dtype, int) and np.dtype(dtype).name.startswith(("int", "uint"))
+    )
 
 
 def is_quantised(dtype: Any) -> bool:
