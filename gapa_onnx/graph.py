@@ -129,7 +129,8 @@ class VarianceGraph:
         self._counters: dict[str, int] = {}
         self._tensors: dict[str, gs.Tensor] = {}
         self._known: dict[tuple, tuple[Value, ...]] = {}
-        self._final: set[str] = set()
+        self._final: set[str] = set()  #: names of variances, which another variance does not take over
+        self._fixed: set[str] = set()  #: names that must not change: outputs, and what bodies read
         self._scope = "gapa"
 
     # ------------------------------------------------------------------ values
@@ -183,18 +184,31 @@ class VarianceGraph:
     def rename(self, value: Value, name: str) -> Value:
         """Give an emitted value its final name; a value of the source graph, or one that has a
         final name already, keeps its own."""
-        tensor = self._tensors[value.name]
-        if not tensor.inputs or value.name in self._final:
+        if not self._tensors[value.name].inputs or value.name in self._final:
             return value
-        del self._tensors[value.name]
-        producer = tensor.inputs[0]
+        self._final.add(self._set_name(value, name))
+        return value
+
+    def output(self, value: Value, name: str) -> Value:
+        """The value under the name of a graph output.
+
+        No Identity if it can be helped: onnxruntime 1.31 fails to load a MatMul and BatchNormalization
+        whose input is also read by an Identity that is an output.
+        """
+        if not self._tensors[value.name].inputs or value.name in self._fixed:
+            return self.emit("Identity", value, names=(name,))
+        self._fixed.add(self._set_name(value, name))
+        return value
+
+    def _set_name(self, value: Value, name: str) -> str:
+        tensor = self._tensors.pop(value.name)
         tensor.name = self.unique(name)
+        producer = tensor.inputs[0]
         if producer.outputs[0] is tensor:
             producer.name = tensor.name
         self._tensors[tensor.name] = tensor
-        self._final.add(tensor.name)
         value.name = tensor.name  # the value object is shared by `_known`, which stays right
-        return value
+        return tensor.name
 
     # ------------------------------------------------------------------- nodes
 
@@ -345,7 +359,8 @@ class VarianceGraph:
         tensor = value.graph._tensors[value.name]
         if isinstance(tensor, gs.Constant):  # what only a body reads would not be exported outside
             return self.constant(tensor.values)
-        value.graph._final.add(value.name)  # a body reads it by its name, which must not change any more
+        value.graph._final.add(value.name)
+        value.graph._fixed.add(value.name)  # a body reads it by its name
         return self.tensor(value.name, value.dtype)
 
     def copy(self, nodes: Iterable[gs.Node], outside: set[str]) -> None:

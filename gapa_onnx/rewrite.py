@@ -55,7 +55,7 @@ def rewrite(plan: Plan, calibration: Calibration, *, cut: bool = False) -> Rewri
         var = result.variances.get(output.name)
         if var is None:
             continue
-        wanted.append(graph.emit("Identity", var, names=(f"{output.name}_var",)))
+        wanted.append(graph.output(var, f"{output.name}_var"))
         infos.append(_like(output, wanted[-1]))
         variance_of[output.name] = wanted[-1].name
     additions = graph.to_proto(wanted)

@@ -113,7 +113,7 @@ def add_variances(model: onnx.ModelProto, result: Propagation) -> tuple[onnx.Mod
     for output in model.graph.output:
         var = result.variances.get(output.name)
         if var is not None:
-            wanted[output.name] = result.graph.emit("Identity", var, names=(f"{output.name}_var",))
+            wanted[output.name] = result.graph.output(var, f"{output.name}_var")
     infos = [_like(output, wanted[output.name]) for output in model.graph.output if output.name in wanted]
     spliced = splice(model, result.graph.to_proto(list(wanted.values())), infos)
     own = [_like(x, result.variances[x.name]) for x in model.graph.input if x.name in result.variances]

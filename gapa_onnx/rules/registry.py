@@ -14,9 +14,11 @@ input is data) and does the rest. With independent inputs of variance v_i, first
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -166,8 +168,13 @@ def first_order(node: NodeView, derivatives: Sequence[Callable[..., Value | floa
 
 
 def _attributes(node: NodeView, derivative: Callable) -> dict:
-    keywords = [p for p in inspect.signature(derivative).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return {p.name: node.attr(p.name, p.default) for p in keywords}
+    return {name: node.attr(name, default) for name, default in _keywords(derivative)}
+
+
+@functools.cache
+def _keywords(derivative: Callable) -> list[tuple[str, Any]]:
+    parameters = inspect.signature(derivative).parameters.values()
+    return [(p.name, p.default) for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
 def bilinear(*op_types: str, domain: str = "", **squared_attributes: float) -> None:
@@ -203,6 +210,8 @@ def _with_bias(node: NodeView, total: Value | None) -> Value:
         return total
     if node.op_type != "Gemm":
         raise node.refuse("an uncertain bias is supported by Gemm only")
+    if bias.tensor.name in (operand.tensor.name for operand in node.inputs[:2]):
+        raise node.refuse("a factor is its own bias: the two are not independent")
     term = bias.var * node.attr("beta", 1.0) ** 2
     return node.graph.expand(term, like=node.output.raw) if total is None else total + term
 
