@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gapa_onnx.errors import UserError
+from gapa_onnx.expansion import schema_with_body
 from gapa_onnx.load import SourceModel
+from gapa_onnx.patterns import find_composites
 from gapa_onnx.placement import find_sites
 from gapa_onnx.propagation import RefusedNode, propagate
-from gapa_onnx.rules import Deterministic, Options, Refusal, behaviour
+from gapa_onnx.rules import Deterministic, Options, Rule, behaviour, is_declared
 from gapa_onnx.rules.view import is_float, is_quantised
 from gapa_onnx.sites import Site
 
@@ -23,7 +25,7 @@ class OperatorRow:
 
     operator: str
     count: int
-    behaviour: str  #: rule, deterministic or refused
+    behaviour: str  #: rule, spelled out, deterministic or refused
     accuracy: str
     reason: str  #: the formula of a rule, else why
     nodes: tuple[str, ...]
@@ -94,23 +96,30 @@ def refusal_table(refused: Sequence[RefusedNode]) -> str:
 
 
 def operator_table(source: SourceModel) -> tuple[OperatorRow, ...]:
-    """Every operator of the model with its behaviour, in order of its name."""
+    """Every operator of the model with its behaviour, by name; then the composites that count as one."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for node in source.graph.nodes:
         nodes.setdefault((node.domain or "", node.op), []).append(node.name or node.outputs[0].name)
-    rows = []
-    for (domain, op), names in sorted(nodes.items()):
-        entry = behaviour(domain, op)
-        label = f"{domain}::{op}" if domain else op
-        if isinstance(entry, Deterministic):
-            rows.append(OperatorRow(label, len(names), "deterministic", "", entry.reason, tuple(names)))
-        elif isinstance(entry, Refusal):
-            rows.append(OperatorRow(label, len(names), "refused", "", entry.reason, tuple(names)))
-        else:
-            rows.append(
-                OperatorRow(label, len(names), "rule", entry.accuracy.value, entry.formula, tuple(names))
-            )
-    return tuple(rows)
+    composites: dict[tuple[str, str], list[str]] = {}
+    for composite in find_composites(source.graph, visible=set()):
+        node = composite.node
+        composites.setdefault((node.domain or "", node.op), []).append(node.name or node.outputs[0].name)
+    return (
+        *(_operator_row(source, f"{domain}::{op}" if domain else op, (domain, op), names)
+          for (domain, op), names in sorted(nodes.items())),
+        *(_operator_row(source, f"{op} (composite)", (domain, op), names)
+          for (domain, op), names in sorted(composites.items())),
+    )  # fmt: skip
+
+
+def _operator_row(source: SourceModel, label: str, key: tuple[str, str], names: Sequence[str]) -> OperatorRow:
+    entry = behaviour(*key)
+    if not is_declared(*key) and schema_with_body(*key, source.opset):
+        return OperatorRow(label, len(names), "spelled out", "composed", "the rules of its function body", tuple(names))
+    if isinstance(entry, Rule):
+        return OperatorRow(label, len(names), "rule", entry.accuracy.value, entry.formula, tuple(names))
+    kind = "deterministic" if isinstance(entry, Deterministic) else "refused"
+    return OperatorRow(label, len(names), kind, "", entry.reason, tuple(names))
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:

@@ -15,11 +15,8 @@ from gapa_onnx.graph import VarianceGraph
 
 def expansion(node: gs.Node, graph: VarianceGraph) -> gs.Graph | None:
     """The body of a node's operator with names that are free in `graph`, or None if it has no body."""
-    try:
-        schema = onnx.defs.get_schema(node.op, graph.opset, node.domain or "")
-    except onnx.defs.SchemaError:
-        return None
-    if not (schema.has_function or schema.has_context_dependent_function):
+    schema = schema_with_body(node.domain, node.op, graph.opset)
+    if schema is None:
         return None
     called = _call(node, graph.opset)
     # Bodies refer to attributes by name, and the inliner does not know defaults.
@@ -44,6 +41,15 @@ def expansion(node: gs.Node, graph: VarianceGraph) -> gs.Graph | None:
     for inner in body.nodes:
         inner.name = inner.outputs[0].name
     return body
+
+
+def schema_with_body(domain: str | None, op_type: str, opset: int) -> onnx.defs.OpSchema | None:
+    """The definition of an operator that the standard gives a function body, else None."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, domain or "")
+    except onnx.defs.SchemaError:
+        return None
+    return schema if schema.has_function or schema.has_context_dependent_function else None
 
 
 def _call(node: gs.Node, opset: int) -> onnx.ModelProto:

@@ -167,3 +167,10 @@ def test_a_residual_path_does_not_bring_in_an_earlier_layer():
     body = "p = MatMul(x, a)  r = Tanh(p)  q = MatMul(r, b)  h = Relu(q)  m = MatMul(h, c)  y = Add(q, m)"
     source = model(body, result="float[n, 5] y", a=(4, 5), b=(5, 5), c=(5, 5))
     assert outputs(source, "auto") == ["h"]
+
+
+def test_operator_table_names_composites():
+    body = "z = MatMul(x, a)  g = Sigmoid(z)  h = Mul(z, g)  y = MatMul(h, b)"
+    rows = {row.operator: row for row in operator_table(model(body, a=(4, 5), b=(5, 2)))}
+    assert rows["Swish (composite)"].count == 1
+    assert rows["Sigmoid"].count == 1
