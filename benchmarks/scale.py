@@ -3,7 +3,8 @@
     python benchmarks/scale.py [--quick]
 
 The site is the first activation, so that the variance passes through all nodes. One line of JSON per
-size: seconds in all, and without what onnxruntime itself needs to load and run the model.
+size, also written to benchmarks/results/scale.jsonl: seconds in all, of which onnxruntime's own loading of
+the models (six sessions) is the larger part, and seconds of loading and analysing alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -22,6 +24,7 @@ from gapa_onnx.analyse import analyse
 from gapa_onnx.load import load
 
 WIDTH = 8
+RESULTS = Path(__file__).parent / "results"
 
 
 def chain(nodes: int) -> onnx.ModelProto:
@@ -65,8 +68,14 @@ def measure(nodes: int) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="1,000 nodes only")
-    for nodes in (1000,) if parser.parse_args().quick else (1000, 5000, 20_000):
-        print(json.dumps(measure(nodes)), flush=True)
+    quick = parser.parse_args().quick
+    lines = []
+    for nodes in (1000,) if quick else (1000, 5000, 20_000):
+        lines.append(json.dumps(measure(nodes)))
+        print(lines[-1], flush=True)
+    if not quick:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "scale.jsonl").write_text("\n".join(lines) + "\n")
     return 0
 
 
