@@ -370,3 +370,33 @@ def test_the_way_of_models_beyond_protobufs_limit(tmp_path, monkeypatch):
     }
     rows = np.load(MODELS / "digits_mlp_heldout.npz")["pixels"][:4]
     assert np.isfinite(gapa_onnx.session(out).run(["logits_var"], {"pixels": rows})[0]).all()
+
+
+def odd_model(**changes) -> onnx.ModelProto:
+    """A square layer used twice, with or without node names, inputs for its weights, and a left-out bias."""
+    text = """net (float[n, 4] x) => (float[n, 4] y) {
+        a = Gemm(x, w)  h = Relu(a)  b = Gemm(h, w)  g = Tanh(b)  c = Clip(g, , high)  y = Gemm(c, w) }"""
+    model = parse(text, w=np.random.default_rng(8).standard_normal((4, 4)), high=np.float32(0.9))
+    for number, node in enumerate(model.graph.node):
+        node.name = f"node{number}" if changes.get("named") else ""
+    if changes.get("overridable"):
+        model.graph.input.append(onnx.helper.make_tensor_value_info("w", 1, [4, 4]))
+    return model
+
+
+@pytest.mark.parametrize("changes", [{}, {"named": True}, {"overridable": True}])
+@pytest.mark.parametrize("sites", ["auto", "all", "h", "x,h,y"])
+def test_shared_weights_missing_names_left_out_inputs(changes, sites):
+    rows = np.random.default_rng(9).standard_normal((80, 4)).astype(np.float32)
+    conversion = gapa_onnx.convert(odd_model(**changes), {"x": rows}, m=20, k=5, sites=sites)
+    assert [check for check in conversion.checks if not check.passed] == []
+    names = [node.name for node in conversion.model.graph.node if node.name]
+    assert len(names) == len(set(names))
+
+
+def test_overridden_weights_reach_the_variance_too():
+    rows = np.random.default_rng(9).standard_normal((80, 4)).astype(np.float32)
+    conversion = gapa_onnx.convert(odd_model(overridable=True), {"x": rows}, m=20, k=5, sites="h", scale="none")
+    x, w = rows[:3], np.zeros((4, 4), np.float32)
+    (var,) = run(conversion.model, ["y_var"], x=x, w=w)
+    np.testing.assert_array_equal(var, 0)  # nothing passes a layer of zeros
