@@ -112,9 +112,15 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
 
 
 def _like(output: onnx.ValueInfoProto, value: Value) -> onnx.ValueInfoProto:
-    """The declaration of a variance: its output's shape, its own type."""
+    """The declaration of a variance: its output's shape, its own type; a sequence of them for a sequence."""
     info = onnx.ValueInfoProto()
     info.CopyFrom(output)
     info.name = value.name
-    info.type.tensor_type.elem_type = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    kind = info.type
+    while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+        kind = getattr(kind, kind.WhichOneof("value")).elem_type
+    if kind.WhichOneof("value") not in (None, "tensor_type"):  # a list of maps has its variance as a tensor
+        info.ClearField("type")
+        kind = info.type
+    kind.tensor_type.elem_type = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
     return info

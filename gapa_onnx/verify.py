@@ -105,6 +105,8 @@ def _sound_variances(variances: dict[str, str], answers: Sequence[Batch]) -> Che
     for answer in answers:
         for output, name in variances.items():
             mean, var = answer[output], answer[name]
+            if isinstance(var, list):  # of a sequence
+                mean, var = (np.concatenate([np.ravel(part) for part in parts]) for parts in (mean, var))
             if isinstance(mean, np.ndarray):  # not a list of maps
                 var = var[np.isfinite(mean)]  # what is not a number has no error bar
             if not np.isfinite(var).all():

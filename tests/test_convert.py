@@ -400,3 +400,17 @@ def test_overridden_weights_reach_the_variance_too():
     x, w = rows[:3], np.zeros((4, 4), np.float32)
     (var,) = run(conversion.model, ["y_var"], x=x, w=w)
     np.testing.assert_array_equal(var, 0)  # nothing passes a layer of zeros
+
+
+def test_a_sequence_as_output_has_a_sequence_of_variances():
+    text = """net (float[n, 4] x) => (seq(float[n, 1]) y) {
+        h = Tanh(x)  m = MatMul(h, w)  y = SplitToSequence <axis = 1> (m) }"""
+    rng = np.random.default_rng(10)
+    w = rng.standard_normal((4, 2))
+    rows = rng.standard_normal((50, 4)).astype(np.float32)
+    conversion = gapa_onnx.convert(parse(text, w=w), {"x": rows}, m=10, k=4)
+    assert [check for check in conversion.checks if not check.passed] == []
+    onnx.checker.check_model(conversion.model, full_check=True)
+    (parts,) = run(conversion.model, ["y_var"], x=rows[:3])
+    whole = gapa_onnx.convert(parse(text.replace("seq(float[n, 1]) y", "float[n, 2] m"), w=w), {"x": rows}, m=10, k=4)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), run(whole.model, ["m_var"], x=rows[:3])[0], rtol=1e-6)

@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 
 from gapa_onnx.graph import Value, VarianceGraph
 from gapa_onnx.rules.registry import Accuracy, rule
+from gapa_onnx.rules.sequences import zero_sequence
 from gapa_onnx.rules.view import NodeView, Operand, is_float, variance_dtype
 
 COMPOSED = Accuracy.COMPOSED
@@ -160,7 +161,10 @@ def _state_input(tensor: gs.Tensor) -> gs.Variable:
 
 
 def _initial(state: Operand) -> Value:
-    return state.graph.zeros(state.mean) if state.var is None else state.var
+    if state.var is not None:
+        return state.var
+    is_sequence = getattr(state.tensor, "type", None) == "sequence_type"
+    return zero_sequence(state) if is_sequence else state.graph.zeros(state.mean)
 
 
 def _result(graph: VarianceGraph, tensor: gs.Tensor, found: dict[str, Value]) -> Value:
