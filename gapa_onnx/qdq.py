@@ -19,6 +19,7 @@ import onnx_graphsurgeon as gs
 
 from gapa_onnx.graph import VarianceGraph
 from gapa_onnx.load import SourceModel
+from gapa_onnx.splice import OPAQUE_IDENTITY, RANDOM
 
 
 def reading_graph(source: SourceModel) -> VarianceGraph:
@@ -58,8 +59,7 @@ def _would_be_retyped(graph: gs.Graph) -> bool:
 
 def _can_be_repeated(node: gs.Node) -> bool:
     """Not what draws at random, nor what has a body, whose tensors have names of their own."""
-    random = node.op.startswith(("Random", "Bernoulli", "Multinomial"))
-    return not random and not any(isinstance(value, gs.Graph) for value in node.attrs.values())
+    return node.op not in RANDOM and not any(isinstance(value, gs.Graph) for value in node.attrs.values())
 
 
 def _copy(source: SourceModel) -> tuple[list[gs.Node], dict[str, str]]:
@@ -67,9 +67,8 @@ def _copy(source: SourceModel) -> tuple[list[gs.Node], dict[str, str]]:
     nodes, copies = [], {}
     for x in source.graph.inputs:
         if x.dtype in (np.float32, np.float64, np.float16):
-            # A runtime would see that a copy computes the same, and merge the two. This is no operation
-            # either, but none that runtimes remove.
-            nodes.append(gs.Node("Max", f"{x.name}/copy", {}, [x], [gs.Variable(f"{x.name}/copy")]))
+            # A runtime would see that a copy computes the same, and merge the two.
+            nodes.append(gs.Node(OPAQUE_IDENTITY, f"{x.name}/copy", {}, [x], [gs.Variable(f"{x.name}/copy")]))
             copies[x.name] = f"{x.name}/copy"
     for node in source.graph.nodes:
         if any(tensor.name in copies for tensor in node.inputs):

@@ -18,6 +18,7 @@ RANDOM = {
     "Multinomial",
     "Bernoulli",
 }
+OPAQUE_IDENTITY = "Sum"  # of one tensor: no operation either, but one that optimisers neither remove nor merge
 FUNCTIONS_IR = 8  # the first IR version with model-local functions
 
 
