@@ -64,7 +64,12 @@ def write(rows: list[dict]) -> None:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
-    lines = ["# The zoo", "", f"onnxruntime {ort.__version__} on the CPU; conversion seconds beside whatever else the machine did.", ""]
+    lines = [
+        "# The zoo",
+        "",
+        f"onnxruntime {ort.__version__} on the CPU; conversion seconds beside whatever else the machine did.",
+        "",
+    ]
     for sites in dict.fromkeys(row["sites"] for row in rows):
         mine = [row for row in rows if row["sites"] == sites]
         counts = {

@@ -115,7 +115,9 @@ def operator_table(source: SourceModel) -> tuple[OperatorRow, ...]:
 def _operator_row(source: SourceModel, label: str, key: tuple[str, str], names: Sequence[str]) -> OperatorRow:
     entry = behaviour(*key)
     if not is_declared(*key) and schema_with_body(*key, source.opset):
-        return OperatorRow(label, len(names), "spelled out", "composed", "the rules of its function body", tuple(names))
+        return OperatorRow(
+            label, len(names), "spelled out", "composed", "the rules of its function body", tuple(names)
+        )
     if isinstance(entry, Rule):
         return OperatorRow(label, len(names), "rule", entry.accuracy.value, entry.formula, tuple(names))
     kind = "deterministic" if isinstance(entry, Deterministic) else "refused"

@@ -15,8 +15,8 @@ from gapa_onnx import __version__, provenance
 from gapa_onnx.analyse import Plan
 from gapa_onnx.calibrate import Calibration, SiteFit
 from gapa_onnx.errors import UserError
+from gapa_onnx.protos import is_large, save_with_external_data
 from gapa_onnx.rewrite import Rewritten
-from gapa_onnx.runtime import LARGEST_PROTO, save_with_external_data
 from gapa_onnx.settings import Settings
 from gapa_onnx.splice import splice
 
@@ -74,7 +74,7 @@ def _site_record(fit: SiteFit) -> dict[str, Any]:
 
 def save(model: onnx.ModelProto, path: Path) -> None:
     """Write a model atomically: the same bytes for the same model, external data beyond 2 GB."""
-    if model.ByteSize() < LARGEST_PROTO:
+    if not is_large(model):
         with replacing(path) as temporary:
             temporary.write_bytes(model.SerializeToString(deterministic=True))
         return

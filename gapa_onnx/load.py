@@ -15,6 +15,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
+from gapa_onnx.protos import sha256
 from gapa_onnx.provenance import METADATA_KEY
 from gapa_onnx.shapes import infer_shapes
 
@@ -78,9 +79,7 @@ def load(model: str | Path | onnx.ModelProto) -> SourceModel:
         proto=proto,
         graph=graph,
         opset=opset,
-        sha256=_hash(path)
-        if path
-        else hashlib.sha256(given.SerializeToString(deterministic=True)).hexdigest(),
+        sha256=_hash(path) if path else sha256(given),
         path=path,
         inputs=_inputs(proto),
         names=frozenset(_all_names(proto.graph)),

@@ -12,10 +12,10 @@ import onnx
 import onnxruntime as ort
 
 from gapa_onnx.errors import UserError
+from gapa_onnx.protos import is_large, save_with_external_data
 
 LIBRARY_VARIABLE = "GAPA_ONNX_LIBRARY"
 OLDEST_RUNTIME = (1, 17)  # the first with a thread pool for custom operators
-LARGEST_PROTO = (1 << 31) - (1 << 20)  # protobuf's limit of 2 GB, with room for the envelope
 
 _said_portable = False
 
@@ -90,7 +90,7 @@ def open_session(
     """A plain session of a model in memory; one that onnxruntime refuses is the user's to fix."""
     options = options or session_options()
     try:
-        if model.ByteSize() < LARGEST_PROTO:
+        if not is_large(model):
             return ort.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
@@ -101,15 +101,6 @@ def open_session(
     except Exception as error:  # onnxruntime has no common base class for its errors
         message = f"onnxruntime cannot load {label}: {first_line(error)}"
         raise UserError(message, "check that the model runs by itself") from error
-
-
-def save_with_external_data(model: onnx.ModelProto, path: Path) -> Path:
-    """Write a model whose weights lie in a second file beside it; returns that file's path."""
-    external = onnx.ModelProto()
-    external.CopyFrom(model)  # saving moves the data out of the model that it is given
-    data = path.with_name(f"{path.name}.data")
-    onnx.save_model(external, path, save_as_external_data=True, location=data.name)
-    return data
 
 
 def first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx
 import onnxruntime as ort
 
-from gapa_onnx.runtime import LARGEST_PROTO
+from gapa_onnx.protos import duplicate, is_large
 
 LARGE_TENSOR = 1 << 16  # bytes; smaller ones may be shapes or axes, whose values matter
 _KNOWN = {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training"}
@@ -22,8 +22,8 @@ _TYPES = {
 
 def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of the model that declares types and shapes; the model itself where inference fails."""
-    if proto.ByteSize() >= LARGEST_PROTO:
-        proto = _without_weights(proto)
+    if is_large(proto):
+        proto = duplicate(proto, _without_data)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except Exception:  # a model with odd annotations may still run: what is unknown is met later
@@ -41,21 +41,8 @@ def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     return inferred
 
 
-def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A model whose large initializers say their type and shape only: protobuf handles no more than 2 GB."""
-    light = onnx.ModelProto(ir_version=proto.ir_version)
-    light.opset_import.extend(proto.opset_import)
-    for field, value in proto.graph.ListFields():
-        if field.name == "initializer":
-            light.graph.initializer.extend(map(_without_data, value))
-        elif field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED:
-            getattr(light.graph, field.name).extend(value)
-        else:
-            setattr(light.graph, field.name, value)
-    return light
-
-
 def _without_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """A large initializer that says its type and shape only."""
     if len(tensor.raw_data) < LARGE_TENSOR:
         return tensor
     declared = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)

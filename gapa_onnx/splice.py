@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
+from gapa_onnx.protos import duplicate
+
 RANDOM = {
     "RandomNormal",
     "RandomNormalLike",
@@ -18,7 +20,9 @@ RANDOM = {
     "Multinomial",
     "Bernoulli",
 }
-OPAQUE_IDENTITY = "Sum"  # of one tensor: no operation either, but one that optimisers neither remove nor merge
+OPAQUE_IDENTITY = (
+    "Sum"  # of one tensor: no operation either, but one that optimisers neither remove nor merge
+)
 FUNCTIONS_IR = 8  # the first IR version with model-local functions
 
 
@@ -29,8 +33,7 @@ def splice(
     functions: Iterable[onnx.FunctionProto] = (),
 ) -> onnx.ModelProto:
     """A copy of the source with nodes, initializers, outputs and functions added."""
-    model = onnx.ModelProto()
-    model.CopyFrom(source)
+    model = duplicate(source)
     if any(node.op_type in RANDOM for node in model.graph.node):
         model.graph.node.extend(
             additions.node

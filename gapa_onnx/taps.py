@@ -22,8 +22,9 @@ import onnxruntime as ort
 
 from gapa_onnx.load import SourceModel
 from gapa_onnx.placement import constant_tensors
+from gapa_onnx.protos import is_large
 from gapa_onnx.rules.view import is_float
-from gapa_onnx.runtime import LARGEST_PROTO, session_options
+from gapa_onnx.runtime import session_options
 from gapa_onnx.splice import OPAQUE_IDENTITY
 
 MOST_NODES = 24  # computed again for one tensor
@@ -120,7 +121,7 @@ class _Again:
 
 def _left_by_optimiser(proto: onnx.ModelProto) -> set[str] | None:
     """Names of the tensors in the optimised source model; None if that cannot be found out."""
-    if proto.ByteSize() >= LARGEST_PROTO:
+    if is_large(proto):
         return None
     with tempfile.TemporaryDirectory(prefix="gapa-onnx-") as folder:
         options = session_options()

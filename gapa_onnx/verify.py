@@ -18,6 +18,7 @@ from gapa_onnx import provenance
 from gapa_onnx.errors import UserError
 from gapa_onnx.op import reference
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
+from gapa_onnx.protos import duplicate
 from gapa_onnx.runtime import library_path, open_session, register, session_options
 
 SHARE_TOLERANCE = (
@@ -75,8 +76,7 @@ def _answers(
 
 def _exposing(converted: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
     """The model with the query and the share of every site as outputs."""
-    exposed = onnx.ModelProto()
-    exposed.CopyFrom(converted)
+    exposed = duplicate(converted)
     present = {output.name for output in exposed.graph.output}
     for name in dict.fromkeys(name for node in nodes for name in (node.input[0], node.output[0])):
         if name not in present:

@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 
 import gapa_onnx
-from gapa_onnx import emit, provenance
+from gapa_onnx import emit, protos, provenance, shapes
 from gapa_onnx.op import reference
 
 MODELS = Path(__file__).parent.parent / "models"
@@ -325,7 +325,7 @@ def test_random_operators_draw_the_same_before_and_after():
 
 
 def test_external_data_beyond_the_limit(tmp_path, monkeypatch, digits):
-    monkeypatch.setattr(emit, "LARGEST_PROTO", 1000)
+    monkeypatch.setattr(protos, "LARGEST_PROTO", 1000)
     path = tmp_path / "big.onnx"
     emit.save(digits.model, path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["big.onnx", "big.onnx.data"]
@@ -344,10 +344,7 @@ def test_metadata_is_plain_json(digits):
 
 def test_the_way_of_models_beyond_protobufs_limit(tmp_path, monkeypatch):
     """All steps with the limit put below the size of a small model: external data, files in place of bytes."""
-    from gapa_onnx import runtime, shapes, taps
-
-    for module in (runtime, shapes, emit, taps):
-        monkeypatch.setattr(module, "LARGEST_PROTO", 1000)
+    monkeypatch.setattr(protos, "LARGEST_PROTO", 1000)
     monkeypatch.setattr(shapes, "LARGE_TENSOR", 100)
     source = tmp_path / "source.onnx"
     onnx.save_model(
