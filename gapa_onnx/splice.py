@@ -1,7 +1,7 @@
 """Adding to a model without touching it: the source nodes stay as they are, byte for byte.
 
 Source nodes keep their order. Each new node stands right behind the last source node that it needs:
-onnxruntime then frees a mean as soon as its variance is done, and loads large graphs much faster.
+onnxruntime loads large graphs much faster that way.
 """
 
 from __future__ import annotations
