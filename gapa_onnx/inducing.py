@@ -58,6 +58,16 @@ def select(
     return points
 
 
+def cluster_sizes(rows: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """How many rows (m, d) are nearest to each point (k, d) -> (k,)."""
+    mean = rows.mean(axis=0, dtype=np.float64)  # float32 loses digits to an offset
+    sizes = np.zeros(len(points), np.int64)
+    for part in _blocks(len(rows), rows.shape[1]):
+        owner = _nearest((rows[part] - mean).astype(np.float32), (points - mean).astype(np.float32))
+        sizes += np.bincount(owner, minlength=len(points))
+    return sizes
+
+
 def _distinct(rows: np.ndarray) -> np.ndarray:
     """Indices of the rows that no earlier row equals, ascending; -0 equals 0.
 

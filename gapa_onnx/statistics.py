@@ -13,7 +13,6 @@ import faiss
 import numpy as np
 
 from .errors import UserError
-from .op.reference import unexplained_share
 
 QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995, 0.999)
 
@@ -217,14 +216,22 @@ def whitening(mean: np.ndarray, covariance: np.ndarray, floor: float = 1e-3) -> 
 
 
 def leave_one_out_share(
-    rows: np.ndarray, points: np.ndarray, k: int, length_scale: float, jitter: float
+    rows: np.ndarray,
+    points: np.ndarray,
+    k: int,
+    length_scale: float,
+    jitter: float,
+    sizes: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The op's s for calibration rows (q, d), without the inducing point that is the row itself -> (q,).
+    """The op's s for calibration rows (q, d), as if the row had not been among the data -> (q,).
 
-    A point counts as the row itself within 4 float32 roundings, ‖row − point‖ ≤ 4ε‖row‖: a k-means cluster
-    of one row is that row only up to rounding. Of the others the k nearest are used, or all if there are
-    fewer; equal distances are ordered by index. With inducing points that are means of several rows, the
-    row keeps its part in them.
+    A point that is the row itself is left out: within 4 float32 roundings, ‖row − point‖ ≤ 4ε‖row‖. A point
+    p that is the mean of n > 1 rows (`sizes`, one number per point) moves to the mean of the others,
+
+        p + (p − row) / (n − 1),
+
+    for the row's own cluster, which is the nearest. Of what there is then the k nearest are used, or all if
+    there are fewer; equal distances are ordered by index.
     """
     q, d = rows.shape
     wanted = min(len(points), k + 1 + _SPARE_CANDIDATES)
@@ -237,20 +244,51 @@ def leave_one_out_share(
         for start in range(0, q, step):
             part = rows[start : start + step]
             candidates = index.search((part - centre).astype(np.float32), wanted)[1]  # (b, wanted)
-            ids = _without_itself(part, points, candidates)[:, :k]
-            shares[start : start + step] = unexplained_share(part, points, ids, length_scale, jitter)
+            offsets, present = _without_itself(part, points, candidates, sizes)
+            shares[start : start + step] = _share(
+                offsets[:, :k] / length_scale, present[:, :k], jitter
+            )
     return shares
 
 
-def _without_itself(rows: np.ndarray, points: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """The candidates (b, c) by exact distance; those that are the row itself become -1 and go last."""
-    difference = points[candidates].astype(np.float64) - rows[:, None, :]
-    distances = np.einsum("bcd,bcd->bc", difference, difference)
+def _without_itself(
+    rows: np.ndarray, points: np.ndarray, candidates: np.ndarray, sizes: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets (b, c, d) from each row to its candidates (b, c), nearest first, and whether they count.
+
+    What is the row itself goes last and does not count.
+    """
+    offsets = points[candidates].astype(np.float64) - rows[:, None, :]
+    distances = np.einsum("bcd,bcd->bc", offsets, offsets)
     size = np.einsum("bd,bd->b", rows, rows, dtype=np.float64)
-    left_out = (candidates < 0) | (distances <= (4 * _EPS) ** 2 * size[:, None])
-    ids = np.where(left_out, -1, candidates)
-    order = np.lexsort((candidates, np.where(left_out, np.inf, distances)), axis=1)
-    return np.take_along_axis(ids, order, axis=1)
+    present = (candidates >= 0) & ~(distances <= (4 * _EPS) ** 2 * size[:, None])
+    if sizes is not None:
+        own = np.where(candidates < 0, np.inf, distances).argmin(axis=1)  # (b,)
+        count = sizes[candidates[np.arange(len(rows)), own]]
+        rest = np.flatnonzero(count > 1)
+        at = (rest, own[rest])
+        growth = count[rest] / (count[rest] - 1)  # p + (p − row) / (n − 1) is this much farther from the row
+        offsets[at] *= growth[:, None]
+        distances[at] *= growth**2
+        present[at] = True
+    order = np.lexsort((candidates, np.where(present, distances, np.inf)), axis=1)
+    return np.take_along_axis(offsets, order[:, :, None], axis=1), np.take_along_axis(present, order, axis=1)
+
+
+def _share(offsets: np.ndarray, present: np.ndarray, jitter: float) -> np.ndarray:
+    """s of each row from the offsets (b, k, d) to its neighbours in length scales -> (b,).
+
+    Offsets are from the row, so ‖a‖² + ‖b‖² − 2ab loses no digits that a float64 solve would not.
+    """
+    squares = np.einsum("bkd,bkd->bk", offsets, offsets)
+    products = offsets @ offsets.transpose(0, 2, 1)  # (b, k, k)
+    both = present[:, :, None] & present[:, None, :]
+    gram = np.exp(products - (squares[:, :, None] + squares[:, None, :]) / 2) * both
+    each = range(gram.shape[1])
+    gram[:, each, each] = 1 + jitter  # also of those that do not count: they are then unrelated points
+    to_row = np.exp(-squares / 2) * present
+    explained = np.einsum("bk,bk->b", to_row, np.linalg.solve(gram, to_row[:, :, None])[:, :, 0])
+    return np.clip(1 - explained, 0, 1)
 
 
 @contextmanager
@@ -269,4 +307,9 @@ def quantile_table(values: np.ndarray) -> dict[str, float]:
     values = np.asarray(values, np.float64)
     if not len(values) or not np.isfinite(values).all():
         raise ValueError("quantiles need at least one value, all of them finite")
-    return {str(q): float(v) for q, v in zip(QUANTILES, np.quantile(values, QUANTILES, method="higher"))}
+    return {str(q): quantile(values, q) for q in QUANTILES}
+
+
+def quantile(values: np.ndarray, q: float) -> float:
+    """The observed value at a quantile, or next above it."""
+    return float(np.quantile(values, q, method="higher"))

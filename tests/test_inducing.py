@@ -13,7 +13,7 @@ from sklearn.cluster import KMeans
 
 from gapa_onnx import inducing
 from gapa_onnx.errors import UserError
-from gapa_onnx.inducing import METHODS, select
+from gapa_onnx.inducing import METHODS, cluster_sizes, select
 
 
 def blobs(seed, m, d, centres, spread):
@@ -232,7 +232,7 @@ def test_assignment_of_equal_distances_goes_to_the_first():
 
 _DIGEST = """
 import hashlib, numpy as np
-from gapa_onnx.inducing import select
+from gapa_onnx.inducing import cluster_sizes, select
 generator = np.random.default_rng(0)
 for m, d, count in ((6001, 200, 100), (4097, 64, 10), (1500, 784, 60)):
     groups = generator.choice([-1.0, 1.0], (m, 1))  # tight and far apart: products lose most digits
@@ -253,3 +253,10 @@ def test_points_do_not_depend_on_the_number_of_threads():
         finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         answers.append(finished.stdout)
     assert answers[0] == answers[1] and answers[0].count("\n") == 6
+
+
+def test_cluster_sizes_count_the_nearest_rows():
+    rows = 1000 + blobs(4, 200, 3, 5, 1)
+    points = select("kmeans", rows, 9)
+    nearest = ((rows[:, None].astype(float) - points) ** 2).sum(axis=2).argmin(axis=1)
+    np.testing.assert_array_equal(cluster_sizes(rows, points), np.bincount(nearest, minlength=len(points)))

@@ -283,6 +283,27 @@ def test_a_point_within_rounding_of_the_row_is_left_out():
     assert shares.min() > 1e-5
 
 
+def test_a_row_leaves_the_mean_that_it_is_part_of():
+    generator = np.random.default_rng(11)
+    places = 20 * generator.normal(size=(12, 3))
+    owner = np.concatenate([np.arange(12), generator.integers(0, 11, 60)])  # the last cluster is one row
+    rows = (places[owner] + generator.normal(size=(72, 3))).astype(np.float32)
+    sizes = np.bincount(owner)
+    means = np.stack([rows[owner == c].mean(axis=0, dtype=np.float64) for c in range(12)])
+    nearest = ((rows[:, None].astype(float) - means) ** 2).sum(axis=2).argmin(axis=1)
+    assert (nearest == owner).all()  # the data are such that Lloyd's iteration has come to rest
+    shares = leave_one_out_share(rows, means.astype(np.float32), 5, 15.0, 1e-4, sizes)
+    for i, row in enumerate(rows.astype(float)):
+        others = np.flatnonzero(np.arange(72) != i)
+        without = [rows[others[owner[others] == c]].astype(float) for c in range(12)]
+        left = np.stack([members.mean(axis=0) for members in without if len(members)])
+        # The means are rounded to float32, which moves the kernel by at most its slope times the rounding.
+        rounding = np.abs(means).max() * np.finfo(np.float32).eps / 15.0
+        assert abs(shares[i] - brute_share(row, left, 5, 15.0, 1e-4)) <= 2 * 25 * rounding / 1e-4
+    ignorant = leave_one_out_share(rows, means.astype(np.float32), 5, 15.0, 1e-4)
+    assert (ignorant < shares)[sizes[owner] == 2].all()  # what it would be with the row in its mean
+
+
 def test_nothing_left_explains_nothing():
     row = np.ones((1, 3), np.float32)
     assert leave_one_out_share(row, row, 5, 1.0, 1e-6) == [1.0]
