@@ -50,6 +50,21 @@ class Propagation:
     refused: tuple[RefusedNode, ...]
 
 
+def refusal_table(refused: Sequence[RefusedNode]) -> str:
+    """Operator / count / reason / nodes, one line per operator and reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for entry in refused:
+        groups.setdefault((entry.operator, entry.reason), []).append(entry.node)
+    return "\n".join(
+        f"  {operator:<24} {len(nodes):>4}  {reason}  [{_some(nodes)}]"
+        for (operator, reason), nodes in sorted(groups.items())
+    )
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
 Birth = Callable[[VarianceGraph, Site], Value]
 
 

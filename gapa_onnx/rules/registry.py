@@ -51,6 +51,7 @@ class Rule:
         0,
         1,
     )  #: inputs that are a layer's data and weights; (0,) if the weights are attributes
+    derivatives: tuple[Callable[..., Value | float], ...] = ()  #: ∂y/∂x_i, where that is all there is to it
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def elementwise(
     def apply(node: NodeView) -> Value:
         return first_order(node, derivatives)
 
-    _define(op_type, Rule(apply, accuracy, formula, activation=activation), domain)
+    _define(op_type, Rule(apply, accuracy, formula, activation, derivatives=derivatives), domain)
 
 
 def first_order(node: NodeView, derivatives: Sequence[Callable[..., Value | float]]) -> Value:
@@ -156,7 +157,7 @@ def first_order(node: NodeView, derivatives: Sequence[Callable[..., Value | floa
     uncertain: dict[str, Operand] = {}
     for operand, derivative in zip(node.inputs, derivatives):
         if not operand.certain:
-            slope = derivative(node.output.mean, *means, **_attributes(node, derivative))
+            slope = derivative(node.output.mean, *means, **attributes_of(node, derivative))
             name = operand.tensor.name
             slopes[name] = slopes[name] + slope if name in slopes else slope
             uncertain[name] = operand
@@ -167,7 +168,8 @@ def first_order(node: NodeView, derivatives: Sequence[Callable[..., Value | floa
     return total if covered or len(means) == 1 else node.graph.expand(total, like=node.output.raw)
 
 
-def _attributes(node: NodeView, derivative: Callable) -> dict:
+def attributes_of(node: NodeView, derivative: Callable) -> dict:
+    """The keyword arguments of a derivative, from the node."""
     return {name: node.attr(name, default) for name, default in _keywords(derivative)}
 
 
