@@ -286,13 +286,13 @@ class VarianceGraph:
             return self.emit("Expand", value, self.shape(like))
         return value + self.zeros(self.cast(like, value.dtype))
 
-    def at_most(self, value: Value, bound: float) -> Value:
+    def at_most(self, value: Value, bound: Value | float) -> Value:
         """min(value, bound); a NaN stays one."""
         if self.opset >= 8:
             return self.emit("Min", value, value._lift(bound))
         return value * (value < bound) + bound * (value >= bound)
 
-    def at_least(self, value: Value, bound: float) -> Value:
+    def at_least(self, value: Value, bound: Value | float) -> Value:
         """max(value, bound); a NaN stays one."""
         if self.opset >= 8:
             return self.emit("Max", value, value._lift(bound))
@@ -310,6 +310,19 @@ class VarianceGraph:
         count = {"num_outputs": parts} if self.opset >= 18 else {}
         pieces = self.emit("Split", value, outputs=parts, axis=axis, **count)
         return list(pieces) if parts > 1 else [pieces]
+
+    def topk(self, value: Value, count: int | Value, axis: int) -> tuple[Value, Value]:
+        """The largest elements of an axis in descending order, and their indices; the first of equal ones
+        comes first. Their number is an input from opset 10 on, and a constant before."""
+        if self.opset >= 10:
+            count = count if isinstance(count, Value) else self.ints(count)
+            values, indices = self.emit("TopK", value, count, outputs=2, axis=axis)
+        elif isinstance(count, Value):
+            raise ValueError("TopK takes its count as an input from opset 10 on")
+        else:
+            values, indices = self.emit("TopK", value, outputs=2, axis=axis, k=count)
+        indices.dtype = np.dtype(np.int64)
+        return values, indices
 
     def where(self, condition: Value, a: Value, b: Value) -> Value:
         """a where the condition (bool) holds, else b; what is not chosen may be NaN from opset 9 on."""
