@@ -226,10 +226,15 @@ def _normalised_sum(node: NodeView, terms: Value) -> Value:
     if node.opset >= 13:
         return node.graph.reduce("ReduceSum", terms, [node.attr("axis", -1)])
     # Before opset 13 the input is seen as a matrix: all axes from `axis` on are one.
+    known = [operand.rank for operand in (node.output, node.inputs[0]) if operand.shape is not None]
+    if known:
+        rank = known[0]
+        return node.graph.reduce("ReduceSum", terms, list(range(node.attr("axis", 1) % rank, rank)))
     rows = node.graph.emit("Flatten", terms, axis=node.attr("axis", 1))
     total = node.graph.reduce("ReduceSum", rows, [1])
     spread = node.graph.expand(total, like=rows)
-    return node.graph.emit("Reshape", spread, node.graph.shape(node.output.raw))
+    # Not the shape of the output: one that a file declares wrongly would be taken for a constant.
+    return node.graph.emit("Reshape", spread, node.graph.shape(node.inputs[0].raw))
 
 
 def softmax_spread(p: Value, v: Value, total: Callable[[Value], Value]) -> Value:
