@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEBIAN := g++ cmake libfaiss-dev libeigen3-dev python3-venv
+# for the test of the report, which is skipped where there is no browser
+BROWSER := chromium chromium-driver
 SOURCES := pyproject.toml $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt' -o -name '*.map')
 
 .PHONY: demo test quick bench clean
@@ -12,7 +14,7 @@ SOURCES := pyproject.toml $(shell find gapa_onnx cli runtime -name '*.py' -o -na
 demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo.py
 
-test: $(VENV)/.installed
+test: $(VENV)/.installed $(VENV)/.browser
 	$(BIN)/pytest
 
 quick: $(VENV)/.installed
@@ -21,13 +23,22 @@ quick: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/calibration_memory.py
 
-$(VENV)/.system:
-	@missing=""; for package in $(DEBIAN); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
+# Debian packages that are not there yet
+define install
+	@missing=""; for package in $(1); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	if [ -n "$$missing" ]; then \
 	  if [ "$$(id -u)" = 0 ]; then run=""; else run="sudo"; fi; \
 	  $$run apt-get update -q && DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -q --no-install-recommends $$missing; \
 	fi
+endef
+
+$(VENV)/.system:
+	$(call install,$(DEBIAN))
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.system
+	$(call install,$(BROWSER))
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.system $(SOURCES)

@@ -22,6 +22,7 @@ from onnx import helper, numpy_helper
 from gapa_onnx import convert
 from gapa_onnx.analyse import analyse
 from gapa_onnx.load import load
+from gapa_onnx.settings import Settings
 
 WIDTH = 8
 RESULTS = Path(__file__).parent / "results"
@@ -51,7 +52,7 @@ def measure(nodes: int) -> dict:
     model = chain(nodes)
     rows = np.random.default_rng(1).standard_normal((100, WIDTH)).astype(np.float32)
     start = time.perf_counter()
-    analyse(load(model), "h0")
+    analyse(load(model), Settings(sites="h0"))
     analysed = time.perf_counter() - start
     start = time.perf_counter()
     conversion = convert(model, {"x": rows}, sites="h0", m=20, k=5)

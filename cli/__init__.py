@@ -16,8 +16,10 @@ import typer
 from gapa_onnx.cli.console import report
 from gapa_onnx.cli.convert import convert
 from gapa_onnx.cli.doctor import doctor
+from gapa_onnx.cli.evaluate import evaluate
 from gapa_onnx.cli.inspect import inspect
 from gapa_onnx.cli.run import run
+from gapa_onnx.cli.threshold import threshold
 from gapa_onnx.cli.verify import verify
 from gapa_onnx.errors import UserError
 
@@ -33,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (convert, inspect, verify, run, doctor):
+for command in (convert, inspect, verify, run, evaluate, threshold, doctor):
     app.command()(command)
 
 

@@ -31,6 +31,14 @@ def convert(
     sites: options.Sites = _DEFAULTS.sites,
     on_unsupported: options.OnUnsupported = _DEFAULTS.on_unsupported,
     attention: options.Attention = _DEFAULTS.attention,
+    task: options.Task = _DEFAULTS.task,
+    ood_quantile: options.OodQuantile = _DEFAULTS.ood_quantile,
+    score: options.Score = _DEFAULTS.score,
+    bridge: options.Bridge = _DEFAULTS.bridge,
+    samples: options.Samples = _DEFAULTS.samples,
+    top_k: options.TopK = _DEFAULTS.top_k,
+    covariance: options.Covariance = _DEFAULTS.covariance,
+    targets: options.Targets = None,
     inducing: options.Inducing = _DEFAULTS.inducing,
     m: options.Points = _DEFAULTS.m,
     k: options.Neighbours = _DEFAULTS.k,
@@ -61,6 +69,13 @@ def convert(
         jitter=jitter,
         on_unsupported=on_unsupported,
         attention=attention,
+        task=task,
+        ood_quantile=ood_quantile,
+        score=score,
+        bridge=bridge,
+        samples=samples,
+        top_k=top_k,
+        covariance=covariance,
         seed=seed,
     )
     if paper:
@@ -69,10 +84,17 @@ def convert(
     out = _output(model, out)
     quiet_runtime()
     if dry_run:
-        return _rehearse(model, calib, out, settings, images, as_json)
+        return _rehearse(model, calib, targets, out, settings, images, as_json)
     with progress_bar() as progress:
         conversion = compiler.convert(
-            model, calib, out, settings=settings, paper=paper, images=images, progress=progress
+            model,
+            calib,
+            out,
+            targets=targets,
+            settings=settings,
+            paper=paper,
+            images=images,
+            progress=progress,
         )
     say_if_portable()
     return _show(conversion, calib, as_json)
@@ -98,7 +120,13 @@ def _output(model: Path, out: Path | None) -> Path:
 
 
 def _rehearse(
-    model: Path, calib: str, out: Path, settings: Settings, images: ImageOptions, as_json: bool
+    model: Path,
+    calib: str,
+    targets: Path | None,
+    out: Path,
+    settings: Settings,
+    images: ImageOptions,
+    as_json: bool,
 ) -> int:
     """Everything up to the first batch of data: whatever would stop a conversion early is found."""
     from gapa_onnx.analyse import analyse, require_convertible
@@ -106,10 +134,13 @@ def _rehearse(
     from gapa_onnx.compiler import writable
     from gapa_onnx.data import open_data
     from gapa_onnx.load import load
+    from gapa_onnx.targets import read_targets
 
     writable(out)
-    plan = analyse(load(model), settings.sites, cut=settings.cut, options=settings.rule_options)
+    plan = analyse(load(model), settings)
     data = open_data(calib, plan.source.inputs, images)
+    if targets is not None:
+        read_targets(targets, plan.heads, data)
     batch = next(data.batches(1))
     answer = {
         **records.plan_record(plan),
@@ -120,7 +151,7 @@ def _rehearse(
         print_json(answer)
     else:
         render.plan(answer, {name: array.shape[1:] for name, array in batch.items()})
-    require_convertible(plan, cut=settings.cut)
+    require_convertible(plan, settings)
     return 0
 
 

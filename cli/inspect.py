@@ -44,11 +44,12 @@ def _source_record(path: Path, sites: str) -> dict[str, Any]:
     from gapa_onnx.cli import cost, records
     from gapa_onnx.load import load
     from gapa_onnx.placement import find_sites
+    from gapa_onnx.settings import Settings
 
     source = load(path)
     problem = None
     try:
-        plan = analyse(source, sites)
+        plan = analyse(source, Settings(sites=sites))
     except UserError as error:
         if sites != "auto":
             raise
@@ -63,7 +64,7 @@ def _source_record(path: Path, sites: str) -> dict[str, Any]:
         **records.ports_record(source.proto),
         "problem": problem,
         "asked": sites,
-        **(records.plan_record(plan) if plan else {"sites": [], "refused": []}),
+        **(records.plan_record(plan) if plan else {"sites": [], "heads": {}, "refused": []}),
         "candidates": [records.site_record(site, source) for site in candidates],
         "tensors": [] if candidates else _float_tensors(source),
         "operators": [{**vars(row), "nodes": list(row.nodes)} for row in operator_table(source)],

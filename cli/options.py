@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.settings import ATTENTION, INDEXES, INDUCING, METRICS, ON_UNSUPPORTED
+from gapa_onnx.settings import (
+    ATTENTION,
+    BRIDGES,
+    COVARIANCES,
+    INDEXES,
+    INDUCING,
+    METRICS,
+    ON_UNSUPPORTED,
+    SCORES,
+)
 
 if TYPE_CHECKING:
     from gapa_onnx.data import ImageOptions
 
 _DATA_FORMS = "a folder (.npy, .npz, .pb, images), one .npy, .npz, .csv or .parquet, or loader.py:function"
 _GAUSSIAN_PROCESS = "Gaussian process"
+_HEADS = "What the outputs mean"
 _IMAGES = "Images"
 
 # ------------------------------------------------------------------ files and data
@@ -148,6 +158,79 @@ Paper = Annotated[
         "--paper",
         help="Read the open choices as the paper does: --length-scale input --scale none --metric euclidean.",
         rich_help_panel=_GAUSSIAN_PROCESS,
+    ),
+]
+Task = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        metavar="T",
+        help="What outputs mean: auto, classification, multilabel, regression, segmentation, tokens, none, "
+        "or OUTPUT=T,… for each.",
+        rich_help_panel=_HEADS,
+    ),
+]
+Covariance = Annotated[
+    str,
+    typer.Option(
+        "--covariance",
+        metavar="|".join(COVARIANCES),
+        help="Of the elements of an output: variances only, or all of it as OUTPUT_cov.",
+        rich_help_panel=_HEADS,
+    ),
+]
+Bridge = Annotated[
+    str,
+    typer.Option(
+        "--bridge",
+        metavar="|".join(BRIDGES),
+        help="From logits to probabilities: one factor for all classes, which never changes the most probable "
+        "one, or one for each as in the paper.",
+        rich_help_panel=_HEADS,
+    ),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        "--samples",
+        metavar="S",
+        help="Split uncertainty by S fixed random draws, as in the paper, in place of well-spread points.",
+        rich_help_panel=_HEADS,
+        show_default=False,
+    ),
+]
+TopK = Annotated[
+    int,
+    typer.Option(
+        "--top-k", metavar="N", help="Logits that count where tokens are predicted.", rich_help_panel=_HEADS
+    ),
+]
+Score = Annotated[
+    str,
+    typer.Option(
+        "--score",
+        metavar="|".join(SCORES),
+        help="What the threshold is for: the mean variance, or the epistemic part of the entropy.",
+        rich_help_panel=_HEADS,
+    ),
+]
+OodQuantile = Annotated[
+    float,
+    typer.Option(
+        "--ood-quantile",
+        metavar="Q",
+        help="Share of inputs like the calibration data that stay unflagged; `gapa-onnx threshold` changes it.",
+        rich_help_panel=_HEADS,
+    ),
+]
+Targets = Annotated[
+    Path | None,
+    typer.Option(
+        "--targets",
+        metavar="FILE",
+        help="True values of the calibration rows (.npy, .npz, .csv): a noise head is trained on them.",
+        rich_help_panel=_HEADS,
+        show_default=False,
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="The same seed gives the same bytes.")]

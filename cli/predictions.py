@@ -22,14 +22,18 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Predictions:
-    """The answers of all batches; with `keep` only the first rows, and the spread of the rest."""
+    """The answers of all batches; with `keep` only the first rows, and a summary of the rest.
 
-    def __init__(self, names: Sequence[str], variance_of: Mapping[str, str], keep: int | None):
+    `heads` is what a converted file says about its outputs, see `provenance`.
+    """
+
+    def __init__(self, names: Sequence[str], heads: Mapping[str, Mapping[str, Any]], keep: int | None):
         self.names = list(names)
-        self.variance_of = dict(variance_of)
+        self.heads = {output: head for output, head in heads.items() if output in self.names}
         self.keep = keep
         self.rows = 0
-        self.spread = {name: _Spread() for name in self.variance_of}
+        self.spread = {name: _Spread() for name in self.heads}
+        self.flags = {name: _Flags() for name, head in self.heads.items() if "ood" in head["outputs"]}
         self._pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.names}
 
     def add(self, batch: Arrays, answers: Sequence[np.ndarray]) -> None:
@@ -41,8 +45,11 @@ class Predictions:
                 )
             if self.keep is None or self.rows < self.keep:
                 self._pieces[name].append(answer)
+        by_name = dict(zip(self.names, answers))
         for name, spread in self.spread.items():
-            spread.add(answers[self.names.index(self.variance_of[name])])
+            spread.add(by_name[self.heads[name]["outputs"]["var"]])
+        for name, flags in self.flags.items():
+            flags.add(by_name[self.heads[name]["outputs"]["ood"]])
         self.rows += rows
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -80,41 +87,85 @@ class _Spread:
         return f"std mean {mean:.4g}, largest {self.largest:.4g}{missing}"
 
 
+class _Flags:
+    """How many answers lie beyond the threshold."""
+
+    def __init__(self) -> None:
+        self.count, self.flagged = 0, 0
+
+    def add(self, flags: np.ndarray) -> None:
+        self.count += flags.size
+        self.flagged += int(flags.sum())
+
+    def __str__(self) -> str:
+        return f"{self.flagged} of {self.count} beyond the threshold"
+
+
 # ---------------------------------------------------------------------------- table
 
 
 def show(predictions: Predictions) -> None:
-    """The first rows, `value ± std` where there is a variance, and a line about all of them."""
+    """The first rows, what each output says about them, and a line about all rows."""
     arrays = predictions.arrays()
-    variances = set(predictions.variance_of.values())
-    means = [name for name in predictions.names if name not in variances]
+    beside = {name for head in predictions.heads.values() for name in head["outputs"].values()}
+    means = [name for name in predictions.names if name not in beside]
     out = console()
     most = min(MOST_COLUMNS, max(1, out.width // CELL_WIDTH // max(1, len(means))))
     table = new_table()
     table.add_column("row", justify="right", no_wrap=True)
     columns, hidden = [], []
     for name in means:
-        values, labels = _flat(arrays[name]), _labels(name, arrays[name])
-        std = _flat(arrays[predictions.variance_of[name]]) ** 0.5 if name in predictions.variance_of else None
-        for i, label in enumerate(labels[:most]):
+        head = predictions.heads.get(name)
+        shown, left = _columns(name, arrays, head, most)
+        for label, cells in shown:
             table.add_column(label, justify="right", no_wrap=True)
-            columns.append((values[:, i], None if std is None else std[:, i]))
-        if len(labels) > most:
-            hidden.append(f"{name}: {len(labels) - most} more element(s) per row; -o FILE writes all")
+            columns.append(cells)
+        if left:
+            hidden.append(f"{name}: {left} more element(s) per row; -o FILE writes all")
     for row in range(len(arrays[predictions.names[0]]) if predictions.names else 0):
-        table.add_row(
-            str(row), *(_cell(values[row], None if std is None else std[row]) for values, std in columns)
-        )
+        table.add_row(str(row), *(cells[row] for cells in columns))
     out.print(table)
     out.print()
     for line in hidden:
         out.print(line, soft_wrap=True)
     out.print(f"{predictions.rows} rows" + ("" if predictions.spread else "; no output has a variance"))
     for name, spread in predictions.spread.items():
-        out.print(f"{name}: {spread}", soft_wrap=True)
+        flags = f"; {predictions.flags[name]}" if name in predictions.flags else ""
+        out.print(f"{name}: {spread}{flags}", soft_wrap=True)
+
+
+def _columns(
+    name: str, arrays: Arrays, head: Mapping[str, Any] | None, most: int
+) -> tuple[list[tuple[str, list[str]]], int]:
+    """Labelled columns of cells for one output, and how many of its elements do not fit."""
+    roles = head["outputs"] if head else {}
+    values, labels = _flat(arrays[name]), _labels(name, arrays[name])
+    left = max(0, len(labels) - most)
+    if "probs" in roles and arrays[name].ndim == 2 and head["link"] == "softmax" and "tokens" not in roles:
+        best = arrays[name].argmax(axis=1)
+        probs = np.take_along_axis(arrays[roles["probs"]], best[:, None], axis=1)[:, 0]
+        columns = [(name, [f"class {i}" for i in best]), ("probability", [f"{p:.3f}" for p in probs])]
+        left = 0
+    elif "probs" in roles and arrays[name].ndim == 2 and head["link"] == "sigmoid":
+        probs = arrays[roles["probs"]]
+        columns = [
+            (f"p({label})", [f"{p:.3f}" for p in probs[:, i]]) for i, label in enumerate(labels[:most])
+        ]
+    else:
+        std = _flat(arrays[roles["var"]]) ** 0.5 if "var" in roles else [[None] * len(labels)] * len(values)
+        columns = [
+            (label, [_cell(values[row][i], std[row][i]) for row in range(len(values))])
+            for i, label in enumerate(labels[:most])
+        ]
+    for role in ("epistemic", "score", "ood"):
+        if role in roles and arrays[roles[role]].ndim == 1:
+            columns.append((role, [_cell(value, None) for value in arrays[roles[role]]]))
+    return columns, left
 
 
 def _cell(value: Any, std: Any) -> str:
+    if isinstance(value, np.bool_):
+        return "yes" if value else "no"
     text = f"{value:.4g}" if isinstance(value, np.floating) else str(value)
     return text if std is None else f"{text} ± {std:.2g}"
 

@@ -15,6 +15,15 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     return {
         "sites": [site_record(site, plan.source) for site in plan.sites],
         "variance_outputs": list(plan.outputs),
+        "heads": {
+            head.output: {
+                "task": head.task.value,
+                "reason": head.reason,
+                "logits": head.logits,
+                "axis": head.axis,
+            }
+            for head in plan.heads
+        },
         "certain_outputs": list(plan.certain_outputs),
         "refused": [vars(entry) for entry in plan.refused],
     }

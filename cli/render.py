@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from gapa_onnx.cli.console import console
+
+if TYPE_CHECKING:
+    from gapa_onnx.threshold import Threshold
 
 MOST_NODES = 3  # names shown in a cell
 MOST_TENSORS = 40
@@ -30,8 +33,9 @@ def conversion(answer: Mapping[str, Any], source: str, data: str, calib: str) ->
         ("data", f"{record['data']['rows']} rows of {data}, {_dropped(record['data']['dropped'])}"),
     )
     _fits(record["sites"])
+    _heads(record["heads"])
     _gap()
-    _lines(*_variances(record["outputs"], answer["certain_outputs"]))
+    _lines(*_added(record["heads"]), *_certain(answer["certain_outputs"]))
     _gap()
     checks(answer["checks"])
     if answer["output"]:
@@ -53,11 +57,13 @@ def plan(answer: Mapping[str, Any], row_shapes: Mapping[str, tuple[int, ...]]) -
         ("one row", fed),
     )
     _sites("sites", answer["sites"])
+    _heads(answer["heads"])
     _refused(answer["refused"])
     _gap()
-    _lines(
-        *_variances({name: f"{name}_var" for name in answer["variance_outputs"]}, answer["certain_outputs"])
-    )
+    would_add = [
+        ("would add", f"{name}_var, and what goes with {h['task']}") for name, h in answer["heads"].items()
+    ]
+    _lines(*would_add, *_certain(answer["certain_outputs"]))
 
 
 def source(answer: Mapping[str, Any]) -> None:
@@ -67,6 +73,7 @@ def source(answer: Mapping[str, Any]) -> None:
         _lines(("sites", f"none: {answer['problem']}"))
     else:
         _sites(f"sites of --sites {answer['asked']}", answer["sites"])
+        _heads(answer["heads"])
     _sites("candidates, as --sites all takes them; any float tensor can be named too", answer["candidates"])
     if answer["tensors"]:
         _lines(("tensors", _some(answer["tensors"], MOST_TENSORS)))
@@ -113,8 +120,23 @@ def converted(answer: Mapping[str, Any]) -> None:
         rows,
     )
     _refused(record["cuts"], "cuts: what leaves these nodes counts as certain")
+    _heads(record["heads"])
     _gap()
-    _lines(*_variances(record["outputs"], ()))
+    _lines(*_added(record["heads"]))
+
+
+def threshold(entry: Threshold, levels: Sequence[str], written: str | None) -> None:
+    """Where the line of one output is, and where it could be."""
+    record = {**vars(entry), "from": entry.source}
+    _lines((entry.output, threshold_line(record)))
+    rows = [
+        (level, _number(entry.quantiles[level]), f"{100 * (1 - float(level)):.3g}%")
+        for level in levels
+        if level in entry.quantiles
+    ]
+    _table("thresholds by quantile", ("Quantile", "#Score", "#Flags of ordinary inputs"), rows)
+    _gap()
+    _lines(("written", written) if written else ("next", "--quantile Q moves the line"))
 
 
 def checks(entries: Iterable[Mapping[str, Any]]) -> None:
@@ -195,9 +217,49 @@ def _ports(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _variances(variance_of: Mapping[str, str], certain: Iterable[str]) -> list[tuple[str, str]]:
-    added = [("adds", f"{var}, the variance of {name}") for name, var in variance_of.items()]
-    return added + [("certain", f"{name}: no site reaches it, so it gets no variance") for name in certain]
+def _heads(heads: Mapping[str, Mapping[str, Any]]) -> None:
+    """What each output was taken for, and why."""
+    rows = [(name, head["task"], head["reason"]) for name, head in heads.items()]
+    _table("outputs; --task says otherwise", ("Output", "Task", "Why"), rows)
+
+
+def _added(heads: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    lines = []
+    for name, head in heads.items():
+        lines += [
+            ("adds", f"{added}, {_ROLES[role].format(name)}") for role, added in head["outputs"].items()
+        ]
+        lines += [("threshold", threshold_line(head["score"]))] if "score" in head else []
+        if "noise" in head:
+            noise = head["noise"]
+            lines.append(
+                ("noise", f"{noise['nll']:.4g} nats per row, {noise['constant_nll']:.4g} if it were constant")
+            )
+    return lines
+
+
+_ROLES = {
+    "var": "the variance of {}",
+    "cov": "the covariance of the elements of {}",
+    "probs": "probabilities that allow for the variance",
+    "tokens": "the tokens that they are of",
+    "entropy": "how uncertain the class is, in nats: the sum of the next two",
+    "aleatoric": "because the classes overlap",
+    "epistemic": "because the model has not seen such inputs",
+    "score": "how strange the input is",
+    "ood": "true where that is not below the threshold",
+    "aleatoric_var": "the variance of the noise around {}",
+    "total_var": "both variances together",
+}
+
+
+def threshold_line(score: Mapping[str, Any]) -> str:
+    level = "given by hand" if score["quantile"] is None else f"quantile {score['quantile']:g}"
+    return f"{score['threshold']:.4g}: {level} of {score['rows']} {score['from']}"
+
+
+def _certain(outputs: Iterable[str]) -> list[tuple[str, str]]:
+    return [("certain", f"{name}: no site reaches it, so it gets no variance") for name in outputs]
 
 
 def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str]]:

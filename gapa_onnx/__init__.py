@@ -16,20 +16,46 @@ if TYPE_CHECKING:
     from gapa_onnx.compiler import Conversion, convert
     from gapa_onnx.data import ImageOptions
     from gapa_onnx.errors import UserError
+    from gapa_onnx.evaluation.evaluate import evaluate
+    from gapa_onnx.evaluation.report import write_figures, write_report
+    from gapa_onnx.evaluation.result import Evaluation
     from gapa_onnx.runtime import library_path, session
     from gapa_onnx.settings import Settings
+    from gapa_onnx.threshold import Threshold, set_threshold, thresholds
 
 _HOME = {
     "Conversion": "compiler",
     "convert": "compiler",
     "ImageOptions": "data",
     "UserError": "errors",
+    "Evaluation": "evaluation.result",
+    "evaluate": "evaluation.evaluate",
+    "write_figures": "evaluation.report",
+    "write_report": "evaluation.report",
     "library_path": "runtime",
     "session": "runtime",
     "Settings": "settings",
+    "Threshold": "threshold",
+    "set_threshold": "threshold",
+    "thresholds": "threshold",
 }
 
-__all__ = ["Conversion", "ImageOptions", "Settings", "UserError", "convert", "library_path", "session"]
+__all__ = [
+    "Conversion",
+    "Evaluation",
+    "ImageOptions",
+    "Settings",
+    "Threshold",
+    "UserError",
+    "convert",
+    "evaluate",
+    "library_path",
+    "session",
+    "set_threshold",
+    "thresholds",
+    "write_figures",
+    "write_report",
+]
 
 
 def __getattr__(name: str):

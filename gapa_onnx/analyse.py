@@ -5,18 +5,22 @@ Nothing is calibrated or written yet; whatever would stop the conversion later i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from gapa_onnx.answers import rehearse
+from gapa_onnx.covariance import check_tail
 from gapa_onnx.errors import UserError
 from gapa_onnx.expansion import schema_with_body
 from gapa_onnx.load import SourceModel
 from gapa_onnx.patterns import find_composites
 from gapa_onnx.placement import find_sites
-from gapa_onnx.propagation import RefusedNode, propagate
+from gapa_onnx.propagation import Propagation, RefusedNode, propagate, refusal_table
 from gapa_onnx.rules import Deterministic, Options, Rule, behaviour, is_declared
 from gapa_onnx.rules.view import is_float, is_quantised
+from gapa_onnx.settings import Settings
 from gapa_onnx.sites import Site
+from gapa_onnx.tasks import Head, Task, find_heads
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,15 @@ class Plan:
     outputs: tuple[str, ...]  #: graph outputs that get a variance
     certain_outputs: tuple[str, ...]  #: float outputs that no site reaches
     refused: tuple[RefusedNode, ...]  #: nodes behind a site whose variance cannot be stated
+    heads: tuple[Head, ...] = ()  #: what each of the outputs with a variance means
     options: Options = Options()  #: choices that rules ask for
 
 
-def analyse(
-    source: SourceModel, sites: str = "auto", *, cut: bool = False, options: Options = Options()
-) -> Plan:
+def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
     """Choose the sites and rehearse the propagation with stand-ins for their variances."""
-    chosen = find_sites(source, sites)
+    settings = settings or Settings()
+    cut, options = settings.cut, settings.rule_options
+    chosen = find_sites(source, settings.sites)
     rehearsal = propagate(
         source,
         chosen,
@@ -59,19 +64,42 @@ def analyse(
     carriers = [
         tensor.name for tensor in source.outputs if is_float(tensor.dtype) or is_quantised(tensor.dtype)
     ]
+    outputs = tuple(name for name in carriers if name in rehearsal.variances)
     return Plan(
         source=source,
         sites=chosen,
-        outputs=tuple(name for name in carriers if name in rehearsal.variances),
+        outputs=outputs,
         certain_outputs=tuple(name for name in floats if name not in rehearsal.variances),
         refused=rehearsal.refused,
+        heads=tuple(_heads(source, outputs, rehearsal, settings)),
         options=options,
     )
 
 
-def require_convertible(plan: Plan, *, cut: bool) -> None:
+def _heads(
+    source: SourceModel, outputs: Sequence[str], rehearsal: Propagation, settings: Settings
+) -> Iterator[Head]:
+    """The heads that can be written; one that was only assumed gives way to a plain variance."""
+    for head in find_heads(source, outputs, settings.task):
+        try:
+            if head.logits not in rehearsal.variances:
+                raise UserError(
+                    f"the sites lie behind {head.logits!r}, so it has no variance", "choose earlier sites"
+                )
+            rehearse(source, rehearsal.graph, head, rehearsal.variances, settings)
+            yield head
+        except UserError as error:
+            if settings.task != "auto":
+                raise
+            reason = f"{head.reason}; but {error.message}, so there is only a variance"
+            yield replace(
+                head, task=Task.NONE, logits=head.output, link="identity", axis=None, reason=reason
+            )
+
+
+def require_convertible(plan: Plan, settings: Settings) -> None:
     """Raise UserError where the plan cannot be carried out."""
-    if plan.refused and not cut:
+    if plan.refused and not settings.cut:
         raise UserError(
             f"{len(plan.refused)} node(s) behind the sites have no variance rule:\n{refusal_table(plan.refused)}",
             "choose later sites with --sites, or pass --on-unsupported cut to treat their outputs as certain",
@@ -82,17 +110,9 @@ def require_convertible(plan: Plan, *, cut: bool) -> None:
             f"no floating-point output depends on the site(s) {sites} by a path that carries variance",
             "choose other sites with --sites; `gapa-onnx inspect MODEL` lists them",
         )
-
-
-def refusal_table(refused: Sequence[RefusedNode]) -> str:
-    """Operator / count / reason / nodes, one line per operator and reason."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for entry in refused:
-        groups.setdefault((entry.operator, entry.reason), []).append(entry.node)
-    return "\n".join(
-        f"  {operator:<24} {len(nodes):>4}  {reason}  [{_some(nodes)}]"
-        for (operator, reason), nodes in sorted(groups.items())
-    )
+    if settings.covariance == "full":
+        for tensor in dict.fromkeys(name for head in plan.heads for name in (head.output, head.logits)):
+            check_tail(plan.source, plan.sites, tensor)
 
 
 def operator_table(source: SourceModel) -> tuple[OperatorRow, ...]:
@@ -122,7 +142,3 @@ def _operator_row(source: SourceModel, label: str, key: tuple[str, str], names: 
         return OperatorRow(label, len(names), "rule", entry.accuracy.value, entry.formula, tuple(names))
     kind = "deterministic" if isinstance(entry, Deterministic) else "refused"
     return OperatorRow(label, len(names), kind, "", entry.reason, tuple(names))
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

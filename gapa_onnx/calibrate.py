@@ -56,9 +56,16 @@ class SiteFit:
     whitening: tuple[np.ndarray, np.ndarray] | None = field(
         repr=False
     )  #: centre (d,) and map (d, r) of queries
+    sizes: np.ndarray | None = field(repr=False)  #: rows that each inducing point is the mean of
     share_quantiles: dict[str, float] = field(repr=False)  #: of the leave-one-out share
     share_error: float  #: largest error of s that the index makes on held-out rows
     rows: int
+
+    def leave_one_out(self, queries: np.ndarray) -> np.ndarray:
+        """s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
+        return statistics.leave_one_out_share(
+            queries, self.index.points, self.k, self.length_scale, self.jitter, self.sizes
+        )
 
 
 @dataclass(frozen=True)
@@ -237,7 +244,10 @@ def _fit(collector: _Collector, settings: Settings, inputs: _InputSample | None)
         )
     held_out = _held_out(rows, settings.seed)
     index = build_index(settings.index, points, k=settings.k, held_out=held_out, seed=settings.seed)
-    shares = statistics.leave_one_out_share(held_out, index.points, settings.k, length_scale, settings.jitter)
+    sizes = inducing.cluster_sizes(rows, index.points) if settings.inducing == "kmeans" else None
+    shares = statistics.leave_one_out_share(
+        held_out, index.points, settings.k, length_scale, settings.jitter, sizes
+    )
     error = share_error(index, held_out, length_scale=length_scale, jitter=settings.jitter, k=settings.k)
     return SiteFit(
         site=site,
@@ -248,6 +258,7 @@ def _fit(collector: _Collector, settings: Settings, inputs: _InputSample | None)
         scale=_scale(settings, shares),
         prior_var=_prior_var(collector),
         whitening=whitening,
+        sizes=sizes,
         share_quantiles=statistics.quantile_table(shares),
         share_error=error.max,
         rows=collector.sample.seen,

@@ -1,10 +1,11 @@
-"""The product in one page: six steps from a trained model to the same model with error bars.
+"""The product in one page: seven steps from a trained model to the same model with error bars.
 
 load       the ONNX file                                  -> SourceModel
 analyse    where sites go, what the variance meets        -> Plan
 calibrate  one pass over the data fits every site         -> Calibration
 rewrite    the variance subgraph beside the source graph  -> Rewritten
 emit       one file                                       -> ModelProto
+complete   thresholds, and the noise of the targets       -> ModelProto
 verify     predictions bit-equal, variances sound         -> list[Check]
 """
 
@@ -21,12 +22,14 @@ import onnx
 
 from gapa_onnx.analyse import Plan, analyse, require_convertible
 from gapa_onnx.calibrate import Calibration, calibrate
+from gapa_onnx.complete import complete
 from gapa_onnx.data import ImageOptions, open_data
 from gapa_onnx.emit import emit, save
 from gapa_onnx.errors import UserError
 from gapa_onnx.load import load
 from gapa_onnx.rewrite import rewrite
 from gapa_onnx.settings import Settings
+from gapa_onnx.targets import read_targets
 from gapa_onnx.verify import Check, verify
 
 VERIFIED_ROWS = 64
@@ -48,6 +51,7 @@ def convert(
     calib: Any,
     out: str | os.PathLike | None = None,
     *,
+    targets: Any = None,
     settings: Settings | None = None,
     paper: bool = False,
     images: ImageOptions = ImageOptions(),
@@ -63,6 +67,8 @@ def convert(
         .parquet, `loader.py:function`), a dict of arrays, an iterable of dicts, or an onnxruntime
         CalibrationDataReader.
     out: where to write; None writes nothing.
+    targets: for regression, the true values of the calibration rows (an array, or a .npy, .npz or .csv
+        file); a small network on the hidden representation then learns the noise in them.
     settings: a `Settings`; single choices can be given by name instead (`k=20, sites="all"`).
     paper: read the open choices as the paper does.
 
@@ -77,12 +83,14 @@ def convert(
     source = load(model)
     if out is not None and source.path is not None and out.resolve() == source.path.resolve():
         raise UserError("the output would replace the source model", "choose another name with -o")
-    plan = analyse(source, settings.sites, cut=settings.cut, options=settings.rule_options)
-    require_convertible(plan, cut=settings.cut)
+    plan = analyse(source, settings)
+    require_convertible(plan, settings)
     data = open_data(calib, source.inputs, images)
+    known = None if targets is None else read_targets(targets, plan.heads, data)
     calibration = calibrate(plan, data, settings, progress)
-    rewritten = rewrite(plan, calibration, cut=settings.cut)
-    converted = emit(plan, calibration, rewritten, settings)
+    rewritten = rewrite(plan, calibration, settings)
+    emitted = emit(plan, calibration, rewritten, settings)
+    converted = complete(emitted, calibration, data, settings, known, progress)
     progress("verifying", 0.0)
     sample = data.batches(min(calibration.batch_rows, VERIFIED_ROWS))
     checks = verify(source.given, converted, itertools.islice(sample, 1))

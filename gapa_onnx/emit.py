@@ -13,12 +13,15 @@ import onnx
 
 from gapa_onnx import __version__, provenance
 from gapa_onnx.analyse import Plan
+from gapa_onnx.answers import points_record
 from gapa_onnx.calibrate import Calibration, SiteFit
 from gapa_onnx.errors import UserError
+from gapa_onnx.load import SourceModel
 from gapa_onnx.protos import is_large, save_with_external_data
 from gapa_onnx.rewrite import Rewritten
 from gapa_onnx.settings import Settings
 from gapa_onnx.splice import splice
+from gapa_onnx.tasks import Head
 
 
 def emit(plan: Plan, calibration: Calibration, rewritten: Rewritten, settings: Settings) -> onnx.ModelProto:
@@ -42,7 +45,11 @@ def record(plan: Plan, calibration: Calibration, rewritten: Rewritten, settings:
         "settings": {**vars(settings)},
         "data": {"rows": calibration.rows, "dropped": calibration.dropped},
         "sites": [_site_record(fit) for fit in calibration.fits],
-        "outputs": rewritten.variance_of,
+        "outputs": {output: roles["var"] for output, roles in rewritten.roles.items()},
+        "heads": {
+            head.output: _head_record(source, head, rewritten.roles[head.output], settings)
+            for head in plan.heads
+        },
         "cuts": [vars(entry) for entry in rewritten.cuts],
     }
 
@@ -66,6 +73,23 @@ def _site_record(fit: SiteFit) -> dict[str, Any]:
         "recall": fit.index.recall,
         "share_error": fit.share_error,
         "share_quantiles": fit.share_quantiles,
+    }
+
+
+def _head_record(
+    source: SourceModel, head: Head, roles: dict[str, str], settings: Settings
+) -> dict[str, Any]:
+    classes = {}
+    if "epistemic" in roles:
+        classes = {"bridge": settings.bridge, "points": points_record(source, head, settings)}
+    return {
+        "task": head.task.value,
+        "logits": head.logits,
+        "link": head.link,
+        "axis": head.axis,
+        "reason": head.reason,
+        "outputs": roles,
+        **classes,
     }
 
 

@@ -5,7 +5,8 @@ At each site, for the query z:
     s = GapaActivation(z, …)       share of the prior variance that the data leave unexplained
     own variance = min(τ s, 1) c²  ordinary nodes, so that they can be folded
 
-and from there on whatever `propagation` says, down to one `<output>_var` per output.
+and from there on whatever `propagation` says, down to one `<output>_var` per output, and what `answers`
+puts beside it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import numpy as np
 import onnx
 
 from gapa_onnx.analyse import Plan
+from gapa_onnx.answers import answer, declare
 from gapa_onnx.calibrate import Calibration, SiteFit
 from gapa_onnx.errors import UserError
 from gapa_onnx.graph import Value, VarianceGraph
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
 from gapa_onnx.op.function import body
 from gapa_onnx.propagation import RefusedNode, propagate
+from gapa_onnx.settings import Settings
 from gapa_onnx.sites import Layout, Site, arrange, restore
 from gapa_onnx.taps import protect
 
@@ -34,37 +37,43 @@ class Rewritten:
     additions: onnx.GraphProto = field(repr=False)
     outputs: tuple[onnx.ValueInfoProto, ...] = field(repr=False)
     functions: tuple[onnx.FunctionProto, ...] = field(repr=False)
-    variance_of: dict[str, str]  #: output -> the output that holds its variance
+    roles: dict[str, dict[str, str]]  #: output -> role -> the output that plays it; see `answers`
     cuts: tuple[RefusedNode, ...]  #: nodes behind which outputs count as certain
 
 
-def rewrite(plan: Plan, calibration: Calibration, *, cut: bool = False) -> Rewritten:
+def rewrite(plan: Plan, calibration: Calibration, settings: Settings) -> Rewritten:
     """Write the variance subgraph for a plan and its calibration."""
     fits = {fit.site.output: fit for fit in calibration.fits}
     source = plan.source
     tensors = source.graph.tensors()
+    own: dict[str, Value] = {}
 
     def birth(graph: VarianceGraph, site: Site) -> Value:
         query = graph.tensor(site.query, tensors[site.query].dtype or np.float32)
-        return own_variance(graph, fits[site.output], query)
+        own[site.output] = own_variance(graph, fits[site.output], query)
+        return own[site.output]
 
-    result = propagate(source, plan.sites, birth, cut=cut, options=plan.options)
+    result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
     graph = result.graph
-    wanted, infos, variance_of = [], [], {}
+    heads = {head.output: head for head in plan.heads}
+    wanted, infos, roles = [], [], {}
     for output in source.proto.graph.output:
-        var = result.variances.get(output.name)
-        if var is None:
+        if output.name not in heads:
             continue
-        wanted.append(graph.output(var, f"{output.name}_var"))
-        infos.append(_like(output, wanted[-1]))
-        variance_of[output.name] = wanted[-1].name
+        head = heads[output.name]
+        values = answer(source, graph, head, result.variances, plan.sites, own, settings)
+        roles[output.name] = {}
+        for role, value in values.items():
+            wanted.append(graph.output(value, f"{output.name}_{role}"))
+            infos.append(declare(output, head, role, wanted[-1]))
+            roles[output.name][role] = wanted[-1].name
     additions = graph.to_proto(wanted)
     protect(source, additions)
     return Rewritten(
         additions=additions,
         outputs=tuple(infos),
         functions=tuple(_functions(source.opset, calibration.fits)),
-        variance_of=variance_of,
+        roles=roles,
         cuts=result.refused,
     )
 
@@ -109,18 +118,3 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
         prior_var = graph.constant(fit.prior_var, f"{prefix}/prior_var")
         own = graph.emit("Mul", restore(graph, site, share), prior_var, names=(f"{prefix}/own_var",))
         return graph.expand(own, like=tensor) if site.layout is Layout.POOLED else own
-
-
-def _like(output: onnx.ValueInfoProto, value: Value) -> onnx.ValueInfoProto:
-    """The declaration of a variance: its output's shape, its own type; a sequence of them for a sequence."""
-    info = onnx.ValueInfoProto()
-    info.CopyFrom(output)
-    info.name = value.name
-    kind = info.type
-    while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
-        kind = getattr(kind, kind.WhichOneof("value")).elem_type
-    if kind.WhichOneof("value") not in (None, "tensor_type"):  # a list of maps has its variance as a tensor
-        info.ClearField("type")
-        kind = info.type
-    kind.tensor_type.elem_type = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-    return info

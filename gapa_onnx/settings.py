@@ -15,6 +15,9 @@ INDEXES = ("auto", "flat", "ivf", "hnsw", "ivfpq")
 METRICS = ("euclidean", "whitened")
 ON_UNSUPPORTED = ("error", "cut")
 ATTENTION = ("values", "full")
+COVARIANCES = ("diag", "full")
+BRIDGES = ("shared", "per-class")
+SCORES = ("variance", "epistemic")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,13 @@ class Settings:
     jitter: float = 1e-6  #: relative to the prior variance
     on_unsupported: str = "error"
     attention: str = "values"  #: what is uncertain in attention: the values, or its weights too
+    task: str = "auto"  #: what each output means: a word of `tasks.Task`, or output=word,…
+    covariance: str = "diag"  #: of the classes or targets of a sample: variances only, or all of it
+    bridge: str = "shared"  #: one factor for all logits, which keeps every argmax, or one for each
+    samples: int | None = None  #: draws for the split of uncertainty; None for fixed points
+    top_k: int = 512  #: logits that count where tokens are predicted
+    score: str = "variance"  #: what the threshold is for
+    ood_quantile: float = 0.95  #: of the scores of calibration rows, each left out
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -40,8 +50,12 @@ class Settings:
         _one_of("--metric", self.metric, METRICS)
         _one_of("--on-unsupported", self.on_unsupported, ON_UNSUPPORTED)
         _one_of("--attention", self.attention, ATTENTION)
-        for option, number in (("--m", self.m), ("--k", self.k)):
-            if number < 1:
+        _one_of("--covariance", self.covariance, COVARIANCES)
+        _one_of("--bridge", self.bridge, BRIDGES)
+        _one_of("--score", self.score, SCORES)
+        counts = {"--m": self.m, "--k": self.k, "--samples": self.samples, "--top-k": self.top_k}
+        for option, number in counts.items():
+            if number is not None and number < 1:
                 raise UserError(f"{option} is {number}; it must be at least 1")
         if self.inducing != "all" and self.k > self.m:
             raise UserError(
@@ -49,6 +63,7 @@ class Settings:
             )
         if not 0 < self.jitter < 1:
             raise UserError(f"--jitter is {self.jitter}; it must be between 0 and 1", "the default is 1e-6")
+        require_quantile("--ood-quantile", self.ood_quantile)
         object.__setattr__(
             self, "length_scale", _word_or_number("--length-scale", self.length_scale, ("site", "input"))
         )
@@ -68,6 +83,14 @@ class Settings:
         from gapa_onnx.rules import Options
 
         return Options(attention=self.attention)
+
+
+def require_quantile(option: str, quantile: float) -> None:
+    if not 0 < quantile < 1:
+        raise UserError(
+            f"{option} is {quantile}; it must be between 0 and 1",
+            "0.95 flags about one in twenty inputs like the calibration data",
+        )
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -51,6 +51,26 @@ def splice(
     return model
 
 
+def extract(
+    model: onnx.ModelProto, outputs: Iterable[str], given: Iterable[onnx.ValueInfoProto] = ()
+) -> onnx.ModelProto:
+    """The part of a model that computes some of its tensors; those that are `given` become inputs."""
+    part = duplicate(model)
+    graph = part.graph
+    given = list(given)
+    known = {value.name for value in given}
+    needed, nodes = set(outputs), []
+    for node in reversed(model.graph.node):
+        if any(name in needed and name not in known for name in node.output):
+            nodes.append(node)
+            needed.update(_reads(node))
+    del graph.node[:], graph.output[:], graph.value_info[:]
+    graph.node.extend(reversed(nodes))
+    graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in outputs)
+    graph.input.extend(given)
+    return part
+
+
 def _interleave(graph: onnx.GraphProto, additions: onnx.GraphProto) -> None:
     place: dict[str, int] = {}  # the source node after which a tensor is known
     behind: list[list[onnx.NodeProto]] = [[] for _ in range(len(graph.node) + 1)]

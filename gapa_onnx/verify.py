@@ -1,13 +1,14 @@
-"""Step 6, verify: the promises of a converted file, checked on data.
+"""Step 7, verify: the promises of a converted file, checked on data.
 
 1. the source outputs are the same, bit for bit, with and without graph optimisation;
-2. every variance is finite and not negative;
+2. every variance is finite and not negative, and so is what the tasks make of it; where the bridge is
+   shared, the most probable class is the source's;
 3. at every site the native kernel, the portable function and the float64 reference agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,8 @@ SHARE_TOLERANCE = (
     1e-4  # relative, where s > SMALLEST_SHARE: single precision of the answer, and its conditioning
 )
 SMALLEST_SHARE = 1e-6
+HEAD_ROLES = ("probs", "entropy", "aleatoric", "epistemic")
+PROBS_TOLERANCE = 1e-3  # of their sum over thousands of classes, in half precision or better
 
 Batch = dict[str, np.ndarray]
 
@@ -57,6 +60,7 @@ def verify(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Iterabl
         _same_outputs(names, _answers(source, batches, optimise=False), native, "none"),
         _same_outputs(names, _answers(source, batches, optimise=True), optimised, "all"),
         _sound_variances(variances, optimised),
+        *_sound_heads(record["heads"], optimised),
         *_agreement(converted, nodes, native),
     ]
 
@@ -115,6 +119,41 @@ def _sound_variances(variances: dict[str, str], answers: Sequence[Batch]) -> Che
                 faults.add(f"{name} is negative ({var.min():.3g})")
     detail = "; ".join(sorted(faults)) or ", ".join(variances.values())
     return Check("variances finite and not negative", not faults, detail)
+
+
+def _sound_heads(heads: dict[str, dict], answers: Sequence[Batch]) -> list[Check]:
+    """Of each output with classes: probabilities, the split of uncertainty, and the prediction."""
+    checks = []
+    for output, head in heads.items():
+        roles = head["outputs"]
+        if "probs" not in roles:
+            continue
+        faults = {fault for answer in answers for fault in _head_faults(head, answer[output], answer)}
+        kept = "" if head["bridge"] != "shared" else "; the most probable class is the source's"
+        detail = "; ".join(sorted(faults)) or f"{', '.join(roles[role] for role in HEAD_ROLES)}{kept}"
+        checks.append(Check(f"{output}: {head['task']} head", not faults, detail))
+    return checks
+
+
+def _head_faults(head: dict, mean: np.ndarray, answer: Batch) -> Iterator[str]:
+    roles, axis = head["outputs"], head["axis"]
+    known = np.isfinite(mean).all(axis=axis)  # what is not a number has no error bar
+    probs = np.moveaxis(answer[roles["probs"]], axis, -1)[known]  # (rows, classes)
+    scores = np.moveaxis(mean, axis, -1)[known]
+    if not ((probs >= 0) & (probs <= 1)).all():
+        yield f"{roles['probs']} is not between 0 and 1"
+    elif head["link"] == "softmax" and np.abs(probs.sum(axis=-1) - 1).max(initial=0.0) > PROBS_TOLERANCE:
+        yield f"{roles['probs']} does not add up to 1"
+    for role in HEAD_ROLES[1:]:
+        if not (answer[roles[role]][known] >= 0).all():
+            yield f"{roles[role]} is not a number, or negative"
+    if head["bridge"] == "shared":
+        most = probs.argmax(axis=-1)
+        if "tokens" in roles:
+            tokens = np.moveaxis(answer[roles["tokens"]], axis, -1)[known]
+            most = np.take_along_axis(tokens, most[:, None], axis=-1)[:, 0]
+        if (most != scores.argmax(axis=-1)).any():
+            yield f"{roles['probs']} has another most probable class than {head['logits']}"
 
 
 def _agreement(

@@ -9,6 +9,7 @@ from gapa_onnx.analyse import analyse, operator_table, require_convertible
 from gapa_onnx.errors import UserError
 from gapa_onnx.load import load
 from gapa_onnx.placement import find_sites
+from gapa_onnx.settings import Settings
 
 
 def model(body: str, signature: str = "float[n, 4] x", result: str = "float[n, 2] y", **shapes):
@@ -124,9 +125,9 @@ def test_all_refusals_are_shown_at_once():
         "d = Add(a, b)  y = Mul(c, d)"
     )
     source = model(body, w=(4, 2))
-    plan = analyse(source, "h")
+    plan = analyse(source, Settings(sites="h"))
     with pytest.raises(UserError) as error:
-        require_convertible(plan, cut=False)
+        require_convertible(plan, Settings())
     assert "3 node(s)" in error.value.message
     assert "example::F" in error.value.message and "example::G" in error.value.message
     assert "--on-unsupported cut" in error.value.hint

@@ -1,0 +1,1 @@
+"""Measuring how good a converted file's uncertainty is."""

@@ -1,0 +1,130 @@
+"""Calibration rows, each run as if it had not been among the data: what thresholds are made of.
+
+A calibration row lies near the inducing points because some of them were made from it, so in the
+converted file its variance is smaller than that of a new row of the same kind. Here the share s of each
+site is computed without the row's own part in the inducing points (`statistics.leave_one_out_share`) and
+fed into the file's graph behind the sites, which then answers as it would for a new row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx
+
+from gapa_onnx.calibrate import Calibration, SiteFit
+from gapa_onnx.data import DataSource
+from gapa_onnx.op.contract import DOMAIN
+from gapa_onnx.runtime import open_session
+from gapa_onnx.splice import extract
+from gapa_onnx.statistics import quantile
+
+MOST_ROWS = 2000  # for a score's quantiles: 0.95 is then known to about half a percent
+MOST_QUERIES = 20_000  # of all sites together, each a solve of K x K
+FEWEST_ROWS = 32  # where a row has very many queries
+VALUES_PER_ROW = 256  # kept where a row has a score per pixel or token
+
+# Quantiles that a file carries: every percent, and the tail in finer steps.
+QUANTILES = tuple(round(q / 1000, 3) for q in (*range(10, 990, 10), *range(990, 1000)))
+
+Batch = dict[str, np.ndarray]
+
+
+def left_out(
+    model: onnx.ModelProto,
+    calibration: Calibration,
+    data: DataSource,
+    wanted: Sequence[str],
+    *,
+    most: int = MOST_ROWS,
+    seed: int = 0,
+    progress: Callable[[str, float], None] = lambda text, done: None,
+) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Some calibration rows: their positions in the data, and tensors of the converted model for them.
+
+    Rows are chosen at random, fewer than `most` where each has many queries. `wanted` are names of
+    tensors behind, or beside, the sites.
+    """
+    fits = {f"{fit.site.prefix}/share": fit for fit in calibration.fits}
+    sites = [(node, fits[node.output[0]]) for node in model.graph.node if node.domain == DOMAIN]
+    queries = list(dict.fromkeys(node.input[0] for node, _ in sites))
+    shares = [
+        onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, None) for node, _ in sites
+    ]
+    before = open_session(extract(model, queries), "the model")
+    behind = open_session(extract(model, list(wanted), shares), "the converted model")
+    read = {value.name for value in behind.get_inputs()}
+    chosen = _choose(calibration, most, seed)
+    done = 0
+    for positions, batch in _chosen_rows(data, calibration.batch_rows, chosen):
+        at = dict(zip(queries, before.run(queries, batch)))
+        fed = {**batch, **{node.output[0]: _share(fit, at[node.input[0]]) for node, fit in sites}}
+        answers = behind.run(list(wanted), {name: array for name, array in fed.items() if name in read})
+        yield positions, dict(zip(wanted, answers))
+        done += len(positions)
+        progress("leaving rows out", min(1.0, done / len(chosen)))
+
+
+def _choose(calibration: Calibration, most: int, seed: int) -> np.ndarray:
+    """Positions of the rows to run, ascending."""
+    per_row = sum(fit.rows for fit in calibration.fits) / calibration.rows
+    count = min(most, max(FEWEST_ROWS, int(MOST_QUERIES * most / MOST_ROWS / max(per_row, 1e-9))))
+    if calibration.rows <= count:
+        return np.arange(calibration.rows)
+    return np.sort(np.random.default_rng(seed).choice(calibration.rows, count, replace=False))
+
+
+def _chosen_rows(data: DataSource, batch_rows: int, chosen: np.ndarray) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Batches of the chosen rows; whole batches where the model fixes their size."""
+    fixed = any(spec.shape and isinstance(spec.shape[0], int) for spec in data.inputs)
+    start = 0
+    for batch in data.batches(batch_rows):
+        rows = max((len(array) for array in batch.values() if array.ndim), default=1)
+        inside = chosen[(chosen >= start) & (chosen < start + rows)] - start
+        if len(inside) and not fixed and len(inside) < rows:
+            batch = {
+                name: array[inside] if array.ndim and len(array) == rows else array
+                for name, array in batch.items()
+            }
+        elif len(inside):
+            inside = np.arange(rows)
+        if len(inside):
+            yield start + inside, batch
+        start += rows
+
+
+def _share(fit: SiteFit, query: np.ndarray) -> np.ndarray:
+    """Leave-one-out shares in the shape of the operator's answer: (…, d) -> (…, 1)."""
+    rows = query.reshape(-1, query.shape[-1])
+    return fit.leave_one_out(rows).astype(np.float32).reshape(*query.shape[:-1], 1)
+
+
+class ScoreSample:
+    """Scores of left-out rows, some of each row where it has many."""
+
+    def __init__(self, seed: int = 0):
+        self._generator = np.random.default_rng(seed)
+        self._kept: list[np.ndarray] = []
+
+    def add(self, scores: np.ndarray) -> None:
+        """Take in scores (rows, …)."""
+        flat = scores.reshape(len(scores), -1) if scores.ndim else scores.reshape(1, 1)
+        if flat.shape[1] > VALUES_PER_ROW:
+            flat = flat[:, self._generator.choice(flat.shape[1], VALUES_PER_ROW, replace=False)]
+        self._kept.append(flat[np.isfinite(flat)].astype(np.float64))
+
+    @property
+    def values(self) -> np.ndarray:
+        return np.concatenate(self._kept) if self._kept else np.empty(0)
+
+    def table(self) -> dict[str, float]:
+        """The score at each of the `QUANTILES`, by name ("0.95")."""
+        values = self.values
+        return {str(q): quantile(values, q) for q in QUANTILES}
+
+
+def threshold_at(quantiles: Mapping[str, float], wanted: float) -> float:
+    """The score at a quantile, between two of the table by linear interpolation, beyond it at its end."""
+    levels = sorted((float(name), value) for name, value in quantiles.items())
+    return float(np.interp(wanted, *zip(*levels)))
