@@ -1,126 +1,143 @@
 // The only file that knows FAISS.
 //
-// The objects are assembled in memory from checked tensors. faiss::read_index is never called: it
-// crashes on corrupt bytes. Inducing points are held once, by FAISS or in the one array that FAISS
-// scans.
+// Its objects are assembled in memory from checked tensors. faiss::read_index is never called: it
+// crashes on corrupt bytes. Points are read where onnxruntime keeps them; scans have a packed copy.
 #include "gapa_activation/index.h"
 
 #include <faiss/IndexFlat.h>
 #include <faiss/IndexHNSW.h>
-#include <faiss/IndexIVFFlat.h>
 #include <faiss/IndexIVFPQ.h>
+#include <faiss/impl/AuxIndexStructures.h>
+#include <faiss/impl/DistanceComputer.h>
 #include <faiss/utils/Heap.h>
 
 #include <algorithm>
-#include <vector>
+
+#include "gapa_activation/ranking.h"
+#include "gapa_activation/scan.h"
+#include "simd/kernels.h"
 
 namespace gapa {
 namespace {
 
+using Queries = std::vector<const float*>;
+using Rows = std::vector<std::vector<int64_t>>;
+
 // Points whose float32 distances are equal up to rounding may change places around the k-th; with
-// these few more the double-precision ranking behind the search sees both.
+// these few more the double-precision ranking behind a FAISS scan sees both.
 constexpr int64_t kTieMargin = 8;
 
 class FlatIndex : public Index {
  public:
-  FlatIndex(const Parameters& parameters, const FlatParts& parts) : index_(parameters.dim) {
-    index_.add(parameters.count, parts.points.data);
+  FlatIndex(const Parameters& parameters, const FlatParts& parts)
+      : points_(parts.points.data),
+        packed_(parts.points.data, parameters.count, parameters.dim) {}
+
+  /// Beyond the caches a block should be large, as each one reads all points. Where there are too
+  /// few queries for that, threads share the points instead.
+  Split split(int64_t queries) const override {
+    const int64_t parts = packed_.count() * packed_.dim() / kSmallestPart;
+    if (parts < 2) return Index::split(queries);
+    if (queries > kFewQueries) return {std::clamp<int64_t>(queries / 4, kFewQueries, 128), 1};
+    return {queries, std::min<int64_t>(parts, queries <= 4 ? 16 : 4)};
   }
 
-  int64_t candidates(int64_t k) const override { return std::min(k + kTieMargin, rows()); }
-
-  void search(const float* query, int64_t count, int64_t* ids) const override {
-    std::vector<float> distances(count);
-    index_.search(1, query, count, distances.data(), ids);
+  void search(const Queries& queries, int64_t k, int64_t part, int64_t parts,
+              Rows* rows) const override {
+    const int64_t count = packed_.count();
+    Scan scan(packed_, queries, k);
+    scan.over(count * part / parts, count * (part + 1) / parts);
+    for (size_t i = 0; i < queries.size(); ++i) scan.finish(i, &(*rows)[i]);
   }
 
-  void point(int64_t row, float* out) const override {
-    std::copy_n(index_.get_xb() + row * index_.d, index_.d, out);
-  }
+  const float* point(int64_t row, float*) const override { return points_ + row * packed_.dim(); }
 
  private:
-  int64_t rows() const { return index_.ntotal; }
+  static constexpr int64_t kSmallestPart = 1 << 19;  // numbers: 2 MB
+  static constexpr int64_t kFewQueries = 32;
 
-  faiss::IndexFlatL2 index_;
+  const float* points_;  ///< (M, d)
+  PackedPoints packed_;
 };
 
-/// IVFFlat and IVFPQ: FAISS's scanner of the kind goes over our rows, which are sorted by list, so
-/// a result is (list, offset) and no array of ids is needed.
-class ListIndex : public Index {
+/// What IVF and IVFPQ share: rows sorted by list, and the lists of a query.
+class Coarse {
  public:
-  int64_t candidates(int64_t k) const override { return std::min(k + kTieMargin, offsets_.back()); }
-
-  void search(const float* query, int64_t count, int64_t* ids) const override {
-    std::vector<float> list_distances(nprobe_), distances(count);
-    std::vector<int64_t> lists(nprobe_);
-    quantizer_.search(1, query, nprobe_, list_distances.data(), lists.data());
-
-    const std::unique_ptr<faiss::InvertedListScanner> scanner(
-        ivf().get_InvertedListScanner(/*store_pairs=*/true));
-    scanner->set_query(query);
-    faiss::maxheap_heapify(count, distances.data(), ids);
-    for (int64_t probe = 0; probe < nprobe_; ++probe) {
-      const int64_t list = lists[probe];
-      if (list < 0) continue;  // the distance to its centroid overflowed float32
-      const int64_t begin = offsets_[list];
-      scanner->set_list(list, list_distances[probe]);
-      scanner->scan_codes(offsets_[list + 1] - begin, rows() + begin * ivf().code_size, nullptr,
-                          distances.data(), ids, count);
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      if (ids[i] >= 0) ids[i] = offsets_[ids[i] >> 32] + (ids[i] & 0xffffffff);
-    }
-  }
-
- protected:
-  ListIndex(const Parameters& parameters, const Lists& lists)
-      : quantizer_(parameters.dim),
+  Coarse(const Parameters& parameters, const Lists& lists)
+      : centroids_(lists.centroids.data),
+        packed_(lists.centroids.data, lists.centroids.shape[0], parameters.dim),
         offsets_(lists.list_offsets.data, lists.list_offsets.data + lists.list_offsets.size),
-        nprobe_(lists.nprobe) {
-    quantizer_.add(lists.centroids.shape[0], lists.centroids.data);
+        nprobe_(lists.nprobe) {}
+
+  /// Per query the lists of the nearest centroids, by exact distance, nearest first.
+  std::vector<std::vector<Neighbour>> probe(const Queries& queries) const {
+    std::vector<std::vector<Neighbour>> lists(queries.size());
+    std::vector<int64_t> rows;
+    Scan scan(packed_, queries, nprobe_);
+    scan.over(0, packed_.count());
+    for (size_t i = 0; i < queries.size(); ++i) {
+      scan.finish(i, &rows);
+      for (const int64_t list : rows) lists[i].push_back({0, list, centroid(list)});
+      const std::vector<double> query(queries[i], queries[i] + packed_.dim());
+      keep_nearest(query.data(), packed_.dim(), nprobe_, &lists[i]);
+    }
+    return lists;
   }
 
-  virtual const faiss::IndexIVF& ivf() const = 0;
-  virtual const uint8_t* rows() const = 0;  ///< (M, code_size)
+  const float* centroid(int64_t list) const { return centroids_ + list * packed_.dim(); }
+  int64_t begin(int64_t list) const { return offsets_[list]; }
+  int64_t end(int64_t list) const { return offsets_[list + 1]; }
+  int64_t rows() const { return offsets_.back(); }
 
   /// The list that holds a row: the last one that starts at or before it and is not empty.
   int64_t list_of(int64_t row) const {
     return std::upper_bound(offsets_.begin(), offsets_.end(), row) - offsets_.begin() - 1;
   }
 
-  faiss::IndexFlatL2 quantizer_;  ///< over the centroids
-
  private:
+  const float* centroids_;  ///< (L, d)
+  PackedPoints packed_;
   std::vector<int64_t> offsets_;  ///< (L + 1)
   int64_t nprobe_;
 };
 
-class IvfIndex : public ListIndex {
+class IvfIndex : public Index {
  public:
   IvfIndex(const Parameters& parameters, const IvfParts& parts)
-      : ListIndex(parameters, parts.lists),
-        index_(&quantizer_, parameters.dim, parts.lists.centroids.shape[0]),
-        points_(parts.points.data, parts.points.data + parts.points.size) {}
+      : coarse_(parameters, parts.lists),
+        points_(parts.points.data),
+        packed_(parts.points.data, parameters.count, parameters.dim) {}
 
-  void point(int64_t row, float* out) const override {
-    std::copy_n(points_.data() + row * index_.d, index_.d, out);
+  void search(const Queries& queries, int64_t k, int64_t, int64_t, Rows* rows) const override {
+    const auto lists = coarse_.probe(queries);
+    for (size_t i = 0; i < queries.size(); ++i) {
+      Scan scan(packed_, {queries[i]}, k);
+      for (const Neighbour& list : lists[i]) {
+        scan.over(coarse_.begin(list.row), coarse_.end(list.row));
+      }
+      scan.finish(0, &(*rows)[i]);
+    }
   }
 
- private:
-  const faiss::IndexIVF& ivf() const override { return index_; }
-  const uint8_t* rows() const override { return reinterpret_cast<const uint8_t*>(points_.data()); }
+  const float* point(int64_t row, float*) const override { return points_ + row * packed_.dim(); }
 
-  faiss::IndexIVFFlat index_;
-  std::vector<float> points_;  ///< (M, d)
+ private:
+  Coarse coarse_;
+  const float* points_;  ///< (M, d)
+  PackedPoints packed_;
 };
 
-class IvfpqIndex : public ListIndex {
+/// FAISS's scanner goes over our codes, list by list, so a result is (list, offset) and no array of
+/// ids is needed. One query at a time: what FAISS computes must not depend on the batch.
+class IvfpqIndex : public Index {
  public:
   IvfpqIndex(const Parameters& parameters, const IvfpqParts& parts)
-      : ListIndex(parameters, parts.lists),
+      : coarse_(parameters, parts.lists),
+        quantizer_(parameters.dim),
         index_(&quantizer_, parameters.dim, parts.lists.centroids.shape[0], parts.codes.shape[1],
                /*nbits_per_idx=*/8),
-        codes_(parts.codes.data, parts.codes.data + parts.codes.size) {
+        codes_(parts.codes.data) {
+    quantizer_.add(parts.lists.centroids.shape[0], parts.lists.centroids.data);
     std::copy_n(parts.codebooks.data, parts.codebooks.size, index_.pq.centroids.data());
     index_.by_residual = true;
     // The table would need L·m·256 floats, more than the codes themselves.
@@ -128,26 +145,90 @@ class IvfpqIndex : public ListIndex {
     index_.is_trained = true;
   }
 
+  void search(const Queries& queries, int64_t k, int64_t, int64_t, Rows* rows) const override {
+    const int64_t count = std::min(k + kTieMargin, coarse_.rows());
+    std::vector<float> distances(count);
+    const auto lists = coarse_.probe(queries);
+    for (size_t i = 0; i < queries.size(); ++i) {
+      std::vector<int64_t>& ids = (*rows)[i];
+      ids.resize(count);
+      const std::unique_ptr<faiss::InvertedListScanner> scanner(
+          index_.get_InvertedListScanner(/*store_pairs=*/true, /*sel=*/nullptr));
+      scanner->set_query(queries[i]);
+      faiss::maxheap_heapify(count, distances.data(), ids.data());
+      for (const Neighbour& list : lists[i]) {
+        const int64_t begin = coarse_.begin(list.row);
+        scanner->set_list(list.row, static_cast<float>(list.squared_distance));
+        scanner->scan_codes(coarse_.end(list.row) - begin, codes_ + begin * index_.code_size,
+                            nullptr, distances.data(), ids.data(), count);
+      }
+      ids.erase(std::remove_if(ids.begin(), ids.end(), [](int64_t id) { return id < 0; }),
+                ids.end());
+      for (int64_t& id : ids) id = coarse_.begin(id >> 32) + (id & 0xffffffff);
+    }
+  }
+
   /// An inducing point of this kind *is* its decoded code: centroid plus residual, in float32.
-  void point(int64_t row, float* out) const override {
-    index_.pq.decode(codes_.data() + row * index_.code_size, out);
-    const float* centroid = quantizer_.get_xb() + list_of(row) * index_.d;
-    for (int64_t i = 0; i < index_.d; ++i) out[i] = centroid[i] + out[i];
+  const float* point(int64_t row, float* scratch) const override {
+    index_.pq.decode(codes_ + row * index_.code_size, scratch);
+    const float* centroid = coarse_.centroid(coarse_.list_of(row));
+    for (int64_t i = 0; i < index_.d; ++i) scratch[i] = centroid[i] + scratch[i];
+    return scratch;
+  }
+
+  bool decodes() const override { return true; }
+
+ private:
+  Coarse coarse_;
+  faiss::IndexFlatL2 quantizer_;  ///< FAISS takes residuals to its centroids
+  faiss::IndexIVFPQ index_;
+  const uint8_t* codes_;  ///< (M, m)
+};
+
+/// The points as a FAISS index that the graph asks for distances; it holds no copy of them.
+class BorrowedPoints : public faiss::Index {
+ public:
+  BorrowedPoints(const float* points, int64_t count, int64_t dim)
+      : faiss::Index(dim, faiss::METRIC_L2), points_(points) {
+    ntotal = count;
+  }
+
+  faiss::DistanceComputer* get_distance_computer() const override {
+    return new Distances(points_, d);
+  }
+
+  void add(idx_t, const float*) override { FAISS_THROW_MSG("the points are given"); }
+  void reset() override { FAISS_THROW_MSG("the points are given"); }
+  void search(idx_t, const float*, idx_t, float*, idx_t*,
+              const faiss::SearchParameters*) const override {
+    FAISS_THROW_MSG("the graph searches");
   }
 
  private:
-  const faiss::IndexIVF& ivf() const override { return index_; }
-  const uint8_t* rows() const override { return codes_.data(); }
+  struct Distances : faiss::DistanceComputer {
+    Distances(const float* points, int64_t dim) : points(points), dim(dim) {}
 
-  faiss::IndexIVFPQ index_;
-  std::vector<uint8_t> codes_;  ///< (M, m)
+    void set_query(const float* x) override { query = x; }
+    float operator()(idx_t row) override { return distance(query, points + row * dim, dim); }
+    float symmetric_dis(idx_t a, idx_t b) override {
+      return distance(points + a * dim, points + b * dim, dim);
+    }
+
+    const float* points;
+    int64_t dim;
+    const float* query = nullptr;
+    float (*distance)(const float*, const float*, int64_t) = simd::kernels().rough_distance;
+  };
+
+  const float* points_;  ///< (M, d)
 };
 
 class HnswIndex : public Index {
  public:
   HnswIndex(const Parameters& parameters, const HnswParts& parts)
-      : storage_(parameters.dim), index_(&storage_) {
-    storage_.add(parameters.count, parts.points.data);
+      : points_(parts.points.data),
+        storage_(parts.points.data, parameters.count, parameters.dim),
+        index_(&storage_) {
     index_.ntotal = parameters.count;
 
     const int32_t* levels = parts.levels.data;
@@ -171,24 +252,32 @@ class HnswIndex : public Index {
     graph.efSearch = static_cast<int>(std::min(std::max(parts.ef, parameters.k), parameters.count));
   }
 
-  int64_t candidates(int64_t k) const override { return k; }
-
-  void search(const float* query, int64_t count, int64_t* ids) const override {
-    // FAISS also adds to global counters, unguarded; nobody reads them.
-    std::vector<float> distances(count);
-    index_.search(1, query, count, distances.data(), ids);
+  void search(const Queries& queries, int64_t k, int64_t, int64_t, Rows* rows) const override {
+    std::vector<float> distances(k);
+    for (size_t i = 0; i < queries.size(); ++i) {
+      std::vector<int64_t>& ids = (*rows)[i];
+      ids.resize(k);
+      // FAISS also adds to global counters, unguarded; nobody reads them.
+      index_.search(1, queries[i], k, distances.data(), ids.data());
+      ids.erase(std::remove_if(ids.begin(), ids.end(), [](int64_t id) { return id < 0; }),
+                ids.end());
+    }
   }
 
-  void point(int64_t row, float* out) const override {
-    std::copy_n(storage_.get_xb() + row * storage_.d, storage_.d, out);
-  }
+  const float* point(int64_t row, float*) const override { return points_ + row * storage_.d; }
 
  private:
-  faiss::IndexFlatL2 storage_;
+  const float* points_;  ///< (M, d)
+  BorrowedPoints storage_;
   faiss::IndexHNSW index_;
 };
 
 }  // namespace
+
+Split Index::split(int64_t queries) const {
+  // Enough tasks for the threads, enough queries in each for its workspace to pay off.
+  return {std::clamp<int64_t>(queries / 8, 1, 32), 1};
+}
 
 std::unique_ptr<Index> make_index(const Parameters& parameters) {
   struct Maker {

@@ -5,19 +5,14 @@
 #include <limits>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "gapa_activation/ranking.h"
 #include "gapa_activation/solve.h"
 #include "status.h"
 
 namespace gapa {
 namespace {
-
-// A small batch is shared out over this many tasks of the thread pool; in a large one a task takes
-// enough queries for its workspace to pay off.
-constexpr int64_t kFewestTasks = 8;
-constexpr int64_t kLargestChunk = 32;
 
 template <typename T>
 T* data_of(const ort::Api* api, const ort::Value* value) {
@@ -109,65 +104,74 @@ void Kernel::compute(ort::KernelContext* context) const {
   int64_t* neighbours = output<int64_t>(api_, context, kNeighbours, shape);
   if (count == 0) return;
 
-  const int64_t chunk = std::clamp<int64_t>(count / kFewestTasks, 1, kLargestChunk);
-  parallel_for(api_, context, (count + chunk - 1) / chunk, [&](size_t i) {
-    const int64_t first = static_cast<int64_t>(i) * chunk;
-    answer(queries + first * dim_, std::min(chunk, count - first), s ? s + first : nullptr,
-           neighbours ? neighbours + first * k_ : nullptr);
+  const auto answer_all = [&](int64_t block, const auto& search) {
+    parallel_for(api_, context, (count + block - 1) / block, [&](size_t i) {
+      const int64_t first = static_cast<int64_t>(i) * block;
+      const Batch batch = finite_ones(queries, first, std::min(count, first + block));
+      std::vector<Rows> candidates(batch.queries.size());
+      search(batch, &candidates);
+      answer(batch, candidates, s, neighbours);
+    });
+  };
+  if (s) std::fill_n(s, count, std::numeric_limits<float>::quiet_NaN());
+  if (neighbours) std::fill_n(neighbours, count * k_, -1);
+  const Split split = index_->split(count);
+  if (split.parts == 1) {
+    answer_all(split.block, [&](const Batch& batch, std::vector<Rows>* candidates) {
+      index_->search(batch.queries, k_, 0, 1, candidates);
+    });
+    return;
+  }
+  const Batch whole = finite_ones(queries, 0, count);
+  std::vector<std::vector<Rows>> found(split.parts, std::vector<Rows>(whole.queries.size()));
+  parallel_for(api_, context, split.parts, [&](size_t part) {
+    index_->search(whole.queries, k_, part, split.parts, &found[part]);
+  });
+  answer_all(1, [&](const Batch& batch, std::vector<Rows>* candidates) {
+    for (size_t i = 0; i < batch.queries.size(); ++i) {
+      const auto at = std::find(whole.position.begin(), whole.position.end(), batch.position[i]);
+      for (const std::vector<Rows>& part : found) {
+        const Rows& rows = part[at - whole.position.begin()];
+        (*candidates)[i].insert((*candidates)[i].end(), rows.begin(), rows.end());
+      }
+    }
   });
 }
 
-void Kernel::answer(const float* queries, int64_t count, float* s, int64_t* neighbours) const {
-  const int64_t candidates = index_->candidates(k_);
-  Solver solver(dim_, k_, length_scale_, jitter_);
-  std::vector<float> points(candidates * dim_);  // (candidates, d)
-  std::vector<int64_t> ids(candidates);          // (candidates)
-  std::vector<double> squared(k_);               // (k)
-  struct Ranked {
-    double squared_distance;
-    int64_t id;
-    const float* point;
-    bool operator<(const Ranked& other) const {
-      return std::pair(squared_distance, id) < std::pair(other.squared_distance, other.id);
-    }
-  };
-  std::vector<Ranked> ranked;
-  ranked.reserve(candidates);
-
-  for (int64_t q = 0; q < count; ++q) {
+Kernel::Batch Kernel::finite_ones(const float* queries, int64_t begin, int64_t end) const {
+  Batch batch;
+  for (int64_t q = begin; q < end; ++q) {
     const float* query = queries + q * dim_;
-    int64_t* row = neighbours ? neighbours + q * k_ : nullptr;
-    if (row) std::fill_n(row, k_, -1);
-    if (!std::all_of(query, query + dim_, [](float x) { return std::isfinite(x); })) {
-      if (s) s[q] = std::numeric_limits<float>::quiet_NaN();
-      continue;
-    }
+    if (!std::all_of(query, query + dim_, [](float x) { return std::isfinite(x); })) continue;
+    batch.queries.push_back(query);
+    batch.position.push_back(q);
+  }
+  return batch;
+}
 
-    index_->search(query, candidates, ids.data());
-    ranked.clear();
-    for (int64_t i = 0; i < candidates; ++i) {
-      if (ids[i] < 0) continue;
-      float* point = points.data() + i * dim_;
-      index_->point(ids[i], point);
-      double squared_distance = 0;
-      for (int64_t axis = 0; axis < dim_; ++axis) {
-        const double difference = static_cast<double>(point[axis]) - query[axis];
-        squared_distance += difference * difference;
-      }
-      ranked.push_back({squared_distance, ids[i], point});
+void Kernel::answer(const Batch& batch, const std::vector<Rows>& candidates, float* s,
+                    int64_t* neighbours) const {
+  if (batch.queries.empty()) return;
+  Solver solver(dim_, k_, length_scale_, jitter_);
+  std::vector<Neighbour> nearest;
+  std::vector<double> query(dim_);
+  std::vector<float> decoded;
+  for (size_t i = 0; i < batch.queries.size(); ++i) {
+    const int64_t found = candidates[i].size();
+    if (index_->decodes()) decoded.resize(found * dim_);
+    nearest.clear();
+    for (int64_t c = 0; c < found; ++c) {
+      float* scratch = decoded.empty() ? nullptr : decoded.data() + c * dim_;
+      nearest.push_back({0, candidates[i][c], index_->point(candidates[i][c], scratch)});
     }
-    std::sort(ranked.begin(), ranked.end());
-    const int64_t found = std::min<int64_t>(k_, ranked.size());
-
-    for (int64_t i = 0; i < found; ++i) {
-      squared[i] = ranked[i].squared_distance;
-      if (row) row[i] = ranked[i].id;
-      double* centred = solver.neighbour(i);
-      for (int64_t axis = 0; axis < dim_; ++axis) {
-        centred[axis] = static_cast<double>(ranked[i].point[axis]) - query[axis];
-      }
+    std::copy_n(batch.queries[i], dim_, query.begin());
+    keep_nearest(query.data(), dim_, k_, &nearest);
+    const int64_t position = batch.position[i];
+    if (neighbours) {
+      int64_t* row = neighbours + position * k_;
+      for (size_t c = 0; c < nearest.size(); ++c) row[c] = nearest[c].row;
     }
-    if (s) s[q] = static_cast<float>(solver.unexplained(found, squared.data()));
+    if (s) s[position] = static_cast<float>(solver.unexplained(query.data(), nearest));
   }
 }
 

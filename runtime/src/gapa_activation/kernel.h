@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "gapa/ort_abi.h"
 #include "gapa_activation/index.h"
@@ -27,7 +28,19 @@ class Kernel {
 
  private:
   Kernel(const ort::Api* api, const OpSchema& schema, const Parameters& parameters);
-  void answer(const float* queries, int64_t count, float* s, int64_t* neighbours) const;
+
+  using Rows = std::vector<int64_t>;
+
+  /// The queries that have an answer, and where in the whole batch they stand.
+  struct Batch {
+    std::vector<const float*> queries;
+    std::vector<int64_t> position;
+  };
+  Batch finite_ones(const float* queries, int64_t begin, int64_t end) const;
+
+  /// Ranks the candidates of each query and solves; writes to the places of the queries.
+  void answer(const Batch& batch, const std::vector<Rows>& candidates, float* s,
+              int64_t* neighbours) const;
 
   const ort::Api* api_;
   const OpSchema& schema_;

@@ -1,7 +1,9 @@
 #include "gapa_activation/solve.h"
 
-#include <Eigen/Cholesky>
 #include <algorithm>
+#include <cmath>
+
+#include "simd/kernels.h"
 
 namespace gapa {
 namespace {
@@ -12,57 +14,52 @@ constexpr double kJitterFloor = 1e-12;
 constexpr double kJitterGrowth = 10;
 constexpr int kAttempts = 8;
 
+int64_t padded(int64_t rows) {
+  const int64_t padding = simd::kernels().padding;
+  return (rows + padding - 1) / padding * padding;
+}
+
 }  // namespace
 
 Solver::Solver(int64_t dim, int64_t capacity, double length_scale, double jitter)
-    : inverse_width_(0.5 / (length_scale * length_scale)),
+    : dim_(dim),
+      inverse_width_(0.5 / (length_scale * length_scale)),
       jitter_(jitter),
-      centred_(dim, capacity),
-      gram_(capacity, capacity),
-      factor_(capacity, capacity),
-      squared_(capacity),
-      correlation_(capacity) {}
+      size_(padded(capacity + 1)),
+      scratch_(simd::kGramAxes * size_),
+      squared_(size_),
+      gram_(size_ * size_),
+      factor_(size_ * size_),
+      points_(capacity) {}
 
-double Solver::unexplained(int64_t count, const double* squared_distances) {
-  std::copy_n(squared_distances, count, squared_.data());
-  auto correlation = correlation_.head(count);
-  correlation = (squared_.head(count).array() * -inverse_width_).exp();
+double Solver::unexplained(const double* query, const std::vector<Neighbour>& neighbours) {
+  const int64_t count = neighbours.size();
   // Far from every neighbour (or without one) nothing is explained.
-  if (count == 0 || correlation.maxCoeff() == 0) return 1;
+  if (count == 0 || std::exp(-inverse_width_ * neighbours[0].squared_distance) == 0) return 1;
 
-  fill_gram(count);
+  const simd::Kernels& kernels = simd::kernels();
+  const int64_t stride = padded(count + 1);
+  std::fill_n(squared_.data(), stride, 0.0);
+  for (int64_t i = 0; i < count; ++i) {
+    squared_[i] = neighbours[i].squared_distance;
+    points_[i] = neighbours[i].point;
+  }
+  kernels.gram(points_.data(), count, query, squared_.data(), dim_, stride, inverse_width_,
+               scratch_.data(), gram_.data());
+
   double jitter = jitter_;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    if (factorise(count, jitter)) {
-      factor_.topLeftCorner(count, count).triangularView<Eigen::Lower>().solveInPlace(correlation);
-      return std::clamp(1 - correlation.squaredNorm(), 0.0, 1.0);
+    if (kernels.factorise(gram_.data(), count, stride, jitter, factor_.data())) {
+      double explained = 0;
+      for (int64_t j = 0; j < count; ++j) {
+        const double component = factor_[j * stride + count];
+        explained += component * component;
+      }
+      return std::clamp(1 - explained, 0.0, 1.0);
     }
     jitter = std::max(kJitterGrowth * jitter, kJitterFloor);
   }
   return 1;  // the prior variance: an upper bound whatever G is
-}
-
-void Solver::fill_gram(int64_t count) {
-  const auto neighbours = centred_.leftCols(count);
-  auto gram = gram_.topLeftCorner(count, count);
-  gram.triangularView<Eigen::Lower>().setZero();
-  gram.selfadjointView<Eigen::Lower>().rankUpdate(neighbours.transpose(), -2.0);
-  for (int64_t j = 0; j < count; ++j) {
-    auto column = gram.col(j).tail(count - j).array();
-    // Two equal points may come out a rounding below distance 0.
-    column =
-        ((column + squared_.segment(j, count - j).array() + squared_[j]).max(0.0) * -inverse_width_)
-            .exp();
-    gram(j, j) = 1;
-  }
-}
-
-bool Solver::factorise(int64_t count, double jitter) {
-  auto factor = factor_.topLeftCorner(count, count);
-  factor.triangularView<Eigen::Lower>() = gram_.topLeftCorner(count, count);
-  factor.diagonal().array() += jitter;
-  Eigen::Ref<Eigen::MatrixXd> in_place(factor);
-  return Eigen::LLT<Eigen::Ref<Eigen::MatrixXd>>(in_place).info() == Eigen::Success;
 }
 
 }  // namespace gapa

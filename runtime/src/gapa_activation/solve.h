@@ -1,8 +1,11 @@
 // The unexplained share of the prior variance, in double precision.
 #pragma once
 
-#include <Eigen/Core>
 #include <cstdint>
+#include <vector>
+
+#include "gapa_activation/aligned.h"
+#include "gapa_activation/ranking.h"
 
 namespace gapa {
 
@@ -14,31 +17,26 @@ namespace gapa {
 ///   G_ij = exp(−(‖a_i‖² + ‖a_j‖² − 2 a_iᵀa_j) / 2ℓ²).
 ///
 /// Centring keeps the cancellation in G small against ℓ² wherever s is not 1 anyway. G + jitter·I
-/// = L Lᵀ and s = 1 − ‖L⁻¹k‖², clamped to [0, 1]. It owns its workspace: one per thread.
+/// = L Lᵀ and s = 1 − ‖L⁻¹k‖², clamped to [0, 1]. The query itself goes along as one more point
+/// with a = 0: its row of G is k, and its row of L is L⁻¹k. It owns its workspace: one per thread.
 class Solver {
  public:
   /// Room for up to `capacity` neighbours of dimension `dim`.
   Solver(int64_t dim, int64_t capacity, double length_scale, double jitter);
 
-  /// Column i is where neighbour i is to be written, centred on the query; d doubles.
-  double* neighbour(int64_t i) { return centred_.col(i).data(); }
-
-  /// s for the neighbours in columns 0 … count-1, given their squared distances ‖a_i‖².
-  double unexplained(int64_t count, const double* squared_distances);
+  double unexplained(const double* query, const std::vector<Neighbour>& neighbours);
 
  private:
-  void fill_gram(int64_t count);
-  bool factorise(int64_t count, double jitter);
-
+  int64_t dim_;
   double inverse_width_;  ///< 1 / 2ℓ²
   double jitter_;
-  // Owned and aligned, never views of foreign memory: Eigen peels loops by alignment, and the bits
-  // of a result must not depend on where a query happens to lie.
-  Eigen::MatrixXd centred_;      ///< (d, capacity)
-  Eigen::MatrixXd gram_;         ///< (capacity, capacity), lower triangle
-  Eigen::MatrixXd factor_;       ///< (capacity, capacity), lower triangle
-  Eigen::VectorXd squared_;      ///< (capacity)
-  Eigen::VectorXd correlation_;  ///< (capacity), k and then L⁻¹k
+  // Rows and columns below: the neighbours, the query, zeros up to the width of the kernels' tiles.
+  int64_t size_;
+  AlignedArray<double> scratch_;  ///< (axes at a time, size): centred points
+  AlignedArray<double> squared_;  ///< (size)
+  AlignedArray<double> gram_;     ///< (size, size) by columns, lower triangle
+  AlignedArray<double> factor_;   ///< (size, size) by columns, lower triangle
+  std::vector<const float*> points_;
 };
 
 }  // namespace gapa

@@ -1,0 +1,81 @@
+// Exact nearest neighbours by scanning packed points at the rate of a matrix product.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "gapa_activation/aligned.h"
+#include "simd/kernels.h"
+
+namespace gapa {
+
+/// Points in the layout of the scan: centred on their mean, in panels of one point per vector lane.
+class PackedPoints {
+ public:
+  PackedPoints(const float* points, int64_t count, int64_t dim);  ///< copies (count, dim)
+
+  int64_t count() const { return count_; }
+  int64_t dim() const { return dim_; }
+
+ private:
+  friend class Scan;
+
+  int64_t count_, dim_;
+  std::vector<float> centre_;         ///< (d)
+  AlignedArray<float> coordinates_;   ///< (panels, d, lanes)
+  AlignedArray<float> half_norms_;    ///< (panels, lanes): ½‖p‖², +∞ where there is no point
+  std::vector<float> largest_norms_;  ///< (panels): the largest ‖p‖
+  bool bounded_;                      ///< no score can overflow
+};
+
+/// Finds rows among which the k nearest certainly are.
+///
+/// With points p and query q centred, a point's score ½‖p‖² − q·p is half its squared distance but
+/// for ½‖q‖². It is summed in float32, d terms, so it is off by at most
+///
+///   ε (½‖p‖² + ‖q‖‖p‖),   ε = (d + 12) 2⁻²⁴ with a margin,
+///
+/// whatever the order of the sum. A row is dropped only if k others are nearer even if all scores
+/// are off by that much. So the k nearest by exact distances do not depend on how queries were
+/// grouped, nor on the instruction set, although scores do.
+class Scan {
+ public:
+  /// `queries` are finite, d numbers each.
+  Scan(const PackedPoints& points, const std::vector<const float*>& queries, int64_t k);
+
+  /// Compares all queries with the points of rows begin … end-1.
+  void over(int64_t begin, int64_t end);
+
+  /// Writes the rows that may be among the k nearest of query i, in any order.
+  void finish(int64_t i, std::vector<int64_t>* rows);
+
+ private:
+  struct Tile {
+    int64_t first, count;  ///< queries
+    int64_t offset;        ///< of its numbers in packed_
+  };
+
+  /// The candidates of a query: parallel arrays, and the limit that they have set so far.
+  struct Candidates {
+    std::vector<float> scores;
+    std::vector<int32_t> rows;
+    float bound;     ///< at least k scores are certainly at most this
+    bool unbounded;  ///< scores could overflow: every row is a candidate
+  };
+
+  void pack(const float* query, int64_t width, float* to, int64_t i);
+  void grow(int64_t query, int64_t room);
+  void prune(int64_t query, bool exactly);
+  float slack(int64_t query, float point_norm) const;
+
+  const PackedPoints& points_;
+  int64_t k_, tile_points_;
+  std::vector<Tile> tiles_;
+  std::vector<float> packed_;           ///< per tile (d, count), negated
+  std::vector<float> query_norms_;      ///< (n)
+  std::vector<Candidates> candidates_;  ///< (n)
+  std::vector<simd::Shortlist> lists_;  ///< (n): the candidates as the kernels see them
+  std::vector<float> slacks_, uppers_;  ///< workspace of prune()
+};
+
+}  // namespace gapa

@@ -1,0 +1,79 @@
+// The arithmetic that the time goes into, compiled once per instruction set and chosen at run time.
+//
+// kernels.inc is the one text; generic.cc, avx2.cc and avx512.cc compile it. Nothing here may use a
+// template or inline function of the standard library: the linker keeps one copy of those, and it
+// must not be the one with instructions that an older CPU lacks.
+#pragma once
+
+#include <cstdint>
+
+namespace gapa::simd {
+
+/// The points that may be among the nearest of one query, while others stream past.
+///
+/// A point's score ½‖p‖² − q·p ranks like its distance.
+struct Shortlist {
+  float* scores;  ///< room for one tile and one vector more than are counted
+  int32_t* rows;
+  int64_t count;
+  float limit;  ///< points of the tile at hand with a score above are out
+};
+
+/// Points packed for the scan: a panel holds `Kernels::lanes` points, axis by axis.
+struct Panels {
+  const float* coordinates;  ///< (panels, d, lanes)
+  const float* half_norms;   ///< (panels, lanes): ½‖p‖², +∞ for a lane without a point
+  int64_t count;             ///< panels of this tile, 1 … Kernels::panels
+  int64_t dim;
+  int64_t first_row;           ///< of the first lane
+  int64_t row_begin, row_end;  ///< other rows are left out
+};
+
+/// A tile of queries: (d, count) with each number negated.
+struct Queries {
+  const float* negated;
+  int64_t count;  ///< a power of two up to Kernels::queries
+};
+
+/// Axes of the Gram matrix that are summed at a time, so that what is read stays in the first
+/// cache.
+inline constexpr int64_t kGramAxes = 64;
+
+struct Kernels {
+  const char* name;
+  int lanes;    ///< points per panel
+  int panels;   ///< most panels of a tile
+  int queries;  ///< most queries of a tile
+  int padding;  ///< rows of the matrices below come in multiples of this
+
+  /// Adds the points of the panels that can be near to the shortlist of each query.
+  void (*scan)(const Panels& panels, const Queries& queries, Shortlist* lists);
+
+  /// How many of the values are at most `bound`.
+  int64_t (*count_up_to)(const float* values, int64_t count, float bound);
+
+  /// ‖point − query‖² in double, by direct differences.
+  double (*squared_distance)(const float* point, const double* query, int64_t dim);
+
+  /// ‖a − b‖² in float32, for a graph walk.
+  float (*rough_distance)(const float* a, const float* b, int64_t dim);
+
+  /// gram[j·stride + i] = exp(−scale · ‖p_i − p_j‖²) for j ≤ i < count. The query counts as point
+  /// number `count`, and as those behind it up to the stride. `squared` are the squared distances
+  /// to the query, (stride); `scratch` has room for (kGramAxes, stride); of `gram`, (stride,
+  /// stride), entries above the diagonal may be written too.
+  void (*gram)(const float* const* points, int64_t count, const double* query,
+               const double* squared, int64_t dim, int64_t stride, double scale, double* scratch,
+               double* gram);
+
+  /// Columns 0 … count-1 of the Cholesky factor of gram + jitter·I, all rows up to the stride: the
+  /// rows from `count` on come out as L⁻¹ times what stands in them. False if a pivot is not
+  /// positive.
+  bool (*factorise)(const double* gram, int64_t count, int64_t stride, double jitter,
+                    double* factor);
+};
+
+/// The kernels for this CPU, chosen once. GAPA_ONNX_ISA=generic or avx2 holds them lower.
+const Kernels& kernels();
+
+}  // namespace gapa::simd
