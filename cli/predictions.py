@@ -152,7 +152,8 @@ def _columns(
             (f"p({label})", [f"{p:.3f}" for p in probs[:, i]]) for i, label in enumerate(labels[:most])
         ]
     else:
-        std = _flat(arrays[roles["var"]]) ** 0.5 if "var" in roles else [[None] * len(labels)] * len(values)
+        var = roles.get("total_var", roles.get("var"))  # with the noise, where it is known
+        std = [[None] * len(labels)] * len(values) if var is None else _flat(arrays[var]) ** 0.5
         columns = [
             (label, [_cell(values[row][i], std[row][i]) for row in range(len(values))])
             for i, label in enumerate(labels[:most])

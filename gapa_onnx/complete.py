@@ -75,10 +75,8 @@ def _set_thresholds(
             samples[output].add(answers[name])
     for output, sample in samples.items():
         if not len(sample.values):
-            raise UserError(
-                f"every score of output {output!r} is NaN on the calibration data",
-                "check the data, or convert with --task none",
-            )
+            record["heads"][output]["reason"] += "; no threshold, as every score on the data is NaN"
+            continue
         quantiles = sample.table()
         record["heads"][output]["score"] = {
             "kind": settings.score if record["heads"][output]["axis"] is not None else "variance",

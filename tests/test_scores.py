@@ -201,3 +201,22 @@ def test_mistakes(digits, arguments, message, capsys):
 def test_a_file_that_is_not_ours():
     with pytest.raises(UserError, match="was not written by gapa-onnx"):
         thresholds(MODELS / "digits_mlp.onnx")
+
+
+def test_an_output_that_is_never_a_number_has_no_threshold():
+    text = NET.replace("logits = MatMul(h, w2)", "l = MatMul(h, w2)  logits = Sqrt(l)").replace(
+        "float[n, 4]", "float[n, 2]"
+    )
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(net().graph.initializer[:1])
+    negative = np.full((5, 2), 0.1, np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(negative, "w2"))
+    x = -np.abs(np.random.default_rng(8).normal(size=(80, 3))).astype(np.float32)
+    w1 = np.abs(weights(net())["w1"]).astype(np.float32)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(w1, "w1"))
+    conversion = convert(model, {"x": x}, m=40, k=10)
+    head = provenance.read(conversion.model)["heads"]["logits"]
+    assert "score" not in head and "every score on the data is NaN" in head["reason"]
+    assert all(check.passed for check in conversion.checks)
+    flagged = gapa_onnx.session(conversion.model.SerializeToString()).run(["logits_ood"], {"x": x})[0]
+    assert flagged.all()
