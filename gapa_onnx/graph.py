@@ -106,6 +106,61 @@ class Value:
         return other if isinstance(other, Value) else self.graph.constant(np.asarray(other, self.dtype))
 
 
+class Scaled(Value):
+    """scale · profile, which is multiplied out only when something reads it as one tensor.
+
+    Behind a site the variance is one number per query times a constant vector. A layer maps it to the same
+    number times another vector, and vectors that follow from constants alone are computed once, at load:
+    what is left at run time is one multiplication.
+
+    Parameters
+    ----------
+    scale: 1 long on the axis of the features.
+    profile: the features; all other axes are missing or 1 long.
+    axis: of the features: -1 (the last) or 1 (of feature maps).
+    label: the name of the product, the next one of the scope for None.
+    """
+
+    __slots__ = ("scale", "profile", "axis", "label", "_product")
+
+    def __init__(self, scale: Value, profile: Value, axis: int, label: str | None = None):
+        self.graph, self.dtype = scale.graph, scale.dtype
+        self.scale, self.profile, self.axis, self.label = scale, profile, axis, label
+        self._product: Value | None = None
+
+    def __repr__(self) -> str:
+        return f"Scaled({self.scale!r}, {self.profile!r})"
+
+    @property
+    def product(self) -> Value:
+        if self._product is None:
+            product = self.graph.emit("Mul", self.scale, self.profile)
+            self._product = self.graph.rename(product, self.label) if self.label else product
+        return self._product
+
+    @property
+    def name(self) -> str:
+        return self.product.name
+
+    @property
+    def is_multiplied(self) -> bool:
+        return self._product is not None
+
+    def with_profile(self, profile: Value) -> Scaled:
+        """The same scale of another vector."""
+        return Scaled(self.scale, profile, self.axis)
+
+    def __mul__(self, other: Value | Number) -> Value:
+        if not isinstance(other, Value) or self.graph.is_constant(other):
+            return self if _is(other, 1) else self.with_profile(self.profile * other)
+        return super().__mul__(other)
+
+    def __truediv__(self, other: Value | Number) -> Value:
+        if not isinstance(other, Value) or self.graph.is_constant(other):
+            return self if _is(other, 1) else self.with_profile(self.profile / other)
+        return super().__truediv__(other)
+
+
 def _is(other: Value | Number, number: Number) -> bool:
     return not isinstance(other, Value) and other == number
 
@@ -118,11 +173,19 @@ class VarianceGraph:
     opset: the model's version of the default domain; every node is written for it.
     taken: names that the source graph uses; none of them is given out again.
     twins: tensors of the source graph that are read in place of others, see `qdq`.
+    constants: tensors of the source graph that are the same in every run.
     """
 
-    def __init__(self, opset: int, taken: set[str], twins: dict[str, str] | None = None):
+    def __init__(
+        self,
+        opset: int,
+        taken: set[str],
+        twins: dict[str, str] | None = None,
+        constants: frozenset[str] = frozenset(),
+    ):
         self.opset = opset
         self._twins = twins or {}
+        self._constants = constants
         self.nodes: list[gs.Node] = []
         self._taken = set(taken)
         self._taken.discard("")
@@ -157,6 +220,15 @@ class VarianceGraph:
         self._tensors[name] = gs.Constant(name, array)
         return Value(self, name, array.dtype)
 
+    def is_constant(self, value: Value) -> bool:
+        """Whether a value is the same in every run."""
+        tensor = self._tensors[value.name]
+        if isinstance(tensor, gs.Constant) or value.name in self._constants:
+            return True
+        return bool(tensor.inputs) and all(
+            self.is_constant(Value(self, read.name, value.dtype)) for read in tensor.inputs[0].inputs
+        )
+
     def ints(self, *numbers: int) -> Value:
         """A constant 1-d int64 tensor: axes, shapes, …"""
         return self.constant(np.asarray(numbers, np.int64))
@@ -184,6 +256,9 @@ class VarianceGraph:
     def rename(self, value: Value, name: str) -> Value:
         """Give an emitted value its final name; a value of the source graph, or one that has a
         final name already, keeps its own."""
+        if isinstance(value, Scaled):
+            value.label = value.label if value.is_multiplied else name
+            return value
         if not self._tensors[value.name].inputs or value.name in self._final:
             return value
         self._final.add(self._set_name(value, name))
@@ -195,6 +270,7 @@ class VarianceGraph:
         No Identity if it can be helped: onnxruntime 1.31 fails to load a MatMul and BatchNormalization
         whose input is also read by an Identity that is an output.
         """
+        value = value.product if isinstance(value, Scaled) else value
         if not self._tensors[value.name].inputs or value.name in self._fixed:
             return self.emit("Identity", value, names=(name,))
         self._fixed.add(self._set_name(value, name))
@@ -361,7 +437,7 @@ class VarianceGraph:
 
     def child(self) -> VarianceGraph:
         """An empty graph for the body of an If, Loop or Scan; `close` ends it."""
-        return VarianceGraph(self.opset, self._taken, self._twins)
+        return VarianceGraph(self.opset, self._taken, self._twins, self._constants)
 
     def close(self, child: VarianceGraph) -> None:
         """Keep the names of a body from being given out again outside, where they would be shadowed."""

@@ -24,10 +24,11 @@ from gapa_onnx.splice import OPAQUE_IDENTITY, RANDOM
 
 def reading_graph(source: SourceModel) -> VarianceGraph:
     """An empty variance graph that reads the source such that it stays what it is."""
+    constants = frozenset(tensor.name for tensor in source.proto.graph.initializer)
     if not _would_be_retyped(source.graph) or not all(map(_can_be_repeated, source.graph.nodes)):
-        return VarianceGraph(source.opset, set(source.names), twins(source.graph))
+        return VarianceGraph(source.opset, set(source.names), twins(source.graph), constants)
     nodes, copies = _copy(source)
-    graph = VarianceGraph(source.opset, set(source.names), copies)
+    graph = VarianceGraph(source.opset, set(source.names), copies, constants)
     graph.copy(nodes, outside=set(source.names))
     return graph
 

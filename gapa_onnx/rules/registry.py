@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from gapa_onnx.graph import Value
+from gapa_onnx.graph import Scaled, Value
 from gapa_onnx.rules.view import NodeView, Operand
 
 Variances = Value | None | tuple[Value | None, ...]
@@ -191,6 +191,10 @@ def bilinear(*op_types: str, domain: str = "", **squared_attributes: float) -> N
         no_bias = (
             [node.graph.constant(np.zeros(1, a.dtype))] if node.op_type == "Gemm" and node.opset < 11 else []
         )
+        if isinstance(a.var, Scaled) and b.certain and not a.var.is_multiplied:
+            hoisted = _hoisted(node, a.var, b, no_bias, scale)
+            if hoisted is not None:
+                return _with_bias(node, hoisted)
         pairs = []
         if not a.certain:
             pairs.append((a.var, b.mean.squared))
@@ -204,6 +208,26 @@ def bilinear(*op_types: str, domain: str = "", **squared_attributes: float) -> N
     for op_type in op_types:
         formula = "f(v_a, b²) + f(a², v_b) + f(v_a, v_b)"
         _define(op_type, Rule(apply, Accuracy.EXACT, formula, linear=True), domain)
+
+
+def _hoisted(
+    node: NodeView, var: Scaled, weight: Operand, no_bias: list[Value], scale: dict[str, float]
+) -> Scaled | None:
+    """f(s·p, w²) = s·f(p, w²), where f mixes features only; None where it does not."""
+    graph, shape = node.graph, weight.shape
+    if shape is None:
+        return None
+    last = node.op_type in ("MatMul", "Gemm") and var.axis == -1 and len(shape) == 2
+    if last and not node.attr("transA", 0):
+        row = graph.emit("Reshape", var.profile, graph.ints(1, -1))
+        return var.with_profile(node.again(row, weight.mean.squared, *no_bias, **scale))
+    moved = ("kernel_shape", "strides", "pads", "dilations", "auto_pad")
+    pointwise = node.op_type == "Conv" and var.axis == 1 and all(size == 1 for size in shape[2:])
+    pointwise = pointwise and set(node.attr("strides", [1])) == {1} and not any(node.attr("pads", [0]))
+    if pointwise and node.attr("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+        position = graph.emit("Reshape", var.profile, graph.ints(1, -1, *shape[2:]))
+        return var.with_profile(node.again(position, weight.mean.squared, **dict.fromkeys(moved), **scale))
+    return None
 
 
 def _with_bias(node: NodeView, total: Value | None) -> Value:
