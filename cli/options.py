@@ -17,6 +17,7 @@ from gapa_onnx.settings import (
     METRICS,
     ON_UNSUPPORTED,
     SCORES,
+    SOLVERS,
 )
 
 if TYPE_CHECKING:
@@ -113,6 +114,16 @@ Index = Annotated[
         "--index",
         metavar="|".join(INDEXES),
         help="How neighbours are searched; auto is exact while that is cheap.",
+        rich_help_panel=_GAUSSIAN_PROCESS,
+    ),
+]
+Solver = Annotated[
+    str,
+    typer.Option(
+        "--solver",
+        metavar="|".join(SOLVERS),
+        help="Neighbours of the query itself, or those of its nearest inducing point, which are prepared "
+        "beforehand: faster, and never less uncertain than with all inducing points.",
         rich_help_panel=_GAUSSIAN_PROCESS,
     ),
 ]
@@ -230,6 +241,16 @@ Targets = Annotated[
         metavar="FILE",
         help="True values of the calibration rows (.npy, .npz, .csv): a noise head is trained on them.",
         rich_help_panel=_HEADS,
+        show_default=False,
+    ),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        "--budget",
+        metavar="R",
+        help="At most so many times the model's own time, measured here: solver, M and K give way until it is kept.",
+        rich_help_panel=_GAUSSIAN_PROCESS,
         show_default=False,
     ),
 ]

@@ -20,7 +20,7 @@ from gapa_onnx.covariance import cholesky, output_covariance
 from gapa_onnx.graph import Value, VarianceGraph
 from gapa_onnx.heads import HeadOptions, emit_classes, head_points
 from gapa_onnx.load import SourceModel
-from gapa_onnx.rules.view import is_float, variance_dtype
+from gapa_onnx.rules.view import variance_dtype
 from gapa_onnx.settings import Settings
 from gapa_onnx.sites import Site
 from gapa_onnx.tasks import Head, Task
@@ -161,10 +161,3 @@ def declare(output: onnx.ValueInfoProto, head: Head, role: str, value: Value) ->
     tensor.ClearField("shape")
     tensor.shape.CopyFrom(shape)
     return info
-
-
-def carries_head(output: onnx.ValueInfoProto) -> bool:
-    """A tensor of floats; sequences, maps and quantised outputs get their variance only."""
-    if output.type.WhichOneof("value") != "tensor_type":
-        return False
-    return is_float(onnx.helper.tensor_dtype_to_np_dtype(output.type.tensor_type.elem_type))

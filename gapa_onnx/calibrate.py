@@ -24,7 +24,8 @@ from gapa_onnx.analyse import Plan
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.load import SourceModel
-from gapa_onnx.op.index import Index, build_index, share_error
+from gapa_onnx.op.approximation import share_error
+from gapa_onnx.op.index import Index, build_index
 from gapa_onnx.qdq import reading_graph
 from gapa_onnx.runtime import first_line, open_session
 from gapa_onnx.settings import Settings
@@ -63,9 +64,7 @@ class SiteFit:
 
     def leave_one_out(self, queries: np.ndarray) -> np.ndarray:
         """s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
-        return statistics.leave_one_out_share(
-            queries, self.index.points, self.k, self.length_scale, self.jitter, self.sizes
-        )
+        return _leave_one_out(self.index, queries, self.k, self.length_scale, self.jitter, self.sizes)
 
 
 @dataclass(frozen=True)
@@ -243,11 +242,9 @@ def _fit(collector: _Collector, settings: Settings, inputs: _InputSample | None)
             f"give more varied data, or --k {len(points)}",
         )
     held_out = _held_out(rows, settings.seed)
-    index = build_index(settings.index, points, k=settings.k, held_out=held_out, seed=settings.seed)
+    index = _build_index(points, held_out, settings)
     sizes = inducing.cluster_sizes(rows, index.points) if settings.inducing == "kmeans" else None
-    shares = statistics.leave_one_out_share(
-        held_out, index.points, settings.k, length_scale, settings.jitter, sizes
-    )
+    shares = _leave_one_out(index, held_out, settings.k, length_scale, settings.jitter, sizes)
     error = share_error(index, held_out, length_scale=length_scale, jitter=settings.jitter, k=settings.k)
     return SiteFit(
         site=site,
@@ -263,6 +260,21 @@ def _fit(collector: _Collector, settings: Settings, inputs: _InputSample | None)
         share_error=error.max,
         rows=collector.sample.seen,
     )
+
+
+def _build_index(points: np.ndarray, held_out: np.ndarray, settings: Settings) -> Index:
+    kind = "local" if settings.solver == "cached" else settings.index
+    return build_index(
+        kind, points, k=settings.k, held_out=held_out, seed=settings.seed, search=settings.index
+    )
+
+
+def _leave_one_out(
+    index: Index, rows: np.ndarray, k: int, length_scale: float, jitter: float, sizes: np.ndarray | None
+) -> np.ndarray:
+    """The operator's s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
+    near = index.tensors.get("neighbourhoods")
+    return statistics.leave_one_out_share(rows, index.points, k, length_scale, jitter, sizes, near)
 
 
 def _require_rows(collector: _Collector, settings: Settings) -> None:

@@ -21,9 +21,8 @@ from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.graph import VarianceGraph
 from gapa_onnx.noise import NoiseHead, emit_noise, fit_noise
-from gapa_onnx.op.contract import DOMAIN
 from gapa_onnx.rules.view import variance_dtype
-from gapa_onnx.scores import ScoreSample, left_out, threshold_at
+from gapa_onnx.scores import ScoreSample, left_out, site_nodes, threshold_at
 from gapa_onnx.settings import Settings
 from gapa_onnx.splice import splice
 from gapa_onnx.tasks import Head, Task
@@ -133,7 +132,7 @@ def _with_noise(
 
 def _hidden(model: onnx.ModelProto) -> str:
     """The query of the last site: the representation nearest to the output."""
-    return [node.input[0] for node in model.graph.node if node.domain == DOMAIN][-1]
+    return site_nodes(model)[-1].input[0]
 
 
 def _columns(array: np.ndarray) -> np.ndarray:

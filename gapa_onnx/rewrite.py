@@ -21,9 +21,10 @@ from gapa_onnx.analyse import Plan
 from gapa_onnx.answers import answer, declare
 from gapa_onnx.calibrate import Calibration, SiteFit
 from gapa_onnx.errors import UserError
-from gapa_onnx.graph import Value, VarianceGraph
-from gapa_onnx.op.contract import DOMAIN, SCHEMAS
+from gapa_onnx.graph import Scaled, Value, VarianceGraph
+from gapa_onnx.op.contract import DOMAIN, SCHEMAS, SPLIT
 from gapa_onnx.op.function import body
+from gapa_onnx.op.split import split_body
 from gapa_onnx.propagation import RefusedNode, propagate
 from gapa_onnx.settings import Settings
 from gapa_onnx.sites import Layout, Site, arrange, restore
@@ -72,14 +73,16 @@ def rewrite(plan: Plan, calibration: Calibration, settings: Settings) -> Rewritt
     return Rewritten(
         additions=additions,
         outputs=tuple(infos),
-        functions=tuple(_functions(source.opset, calibration.fits)),
+        functions=tuple(_functions(source.opset, calibration.fits, additions)),
         roles=roles,
         cuts=result.refused,
     )
 
 
-def _functions(opset: int, fits: Sequence[SiteFit]) -> Iterator[onnx.FunctionProto]:
-    """One function per index kind in use."""
+def _functions(
+    opset: int, fits: Sequence[SiteFit], additions: onnx.GraphProto
+) -> Iterator[onnx.FunctionProto]:
+    """One function per index kind in use, and the heads' if there is one that splits uncertainty by it."""
     for kind in sorted({fit.index.kind for fit in fits}):
         bodies = [body(kind, opset, fit.k, fit.index.tensors) for fit in fits if fit.index.kind == kind]
         if any(other != bodies[0] for other in bodies[1:]):
@@ -88,6 +91,8 @@ def _functions(opset: int, fits: Sequence[SiteFit]) -> Iterator[onnx.FunctionPro
                 "use --index flat, one site, or raise the model's opset to 10 or newer",
             )
         yield bodies[0]
+    if any(node.domain == DOMAIN and node.op_type == SPLIT.name for node in additions.node):
+        yield split_body(opset)
 
 
 def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
@@ -116,5 +121,8 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
             scaled = share * graph.constant(np.float32(fit.scale), f"{prefix}/scale")
             share = graph.at_most(scaled, 1)
         prior_var = graph.constant(fit.prior_var, f"{prefix}/prior_var")
-        own = graph.emit("Mul", restore(graph, site, share), prior_var, names=(f"{prefix}/own_var",))
+        axis = 1 if site.layout is Layout.POSITIONS else -1
+        own = Scaled(restore(graph, site, share), prior_var, axis, f"{prefix}/own_var")
+        whole = site.layout in (Layout.POOLED, Layout.FLAT) and site.rank > 2  # features on several axes
+        own = own.product if whole else own
         return graph.expand(own, like=tensor) if site.layout is Layout.POOLED else own

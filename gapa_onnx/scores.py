@@ -15,7 +15,7 @@ import onnx
 
 from gapa_onnx.calibrate import Calibration, SiteFit
 from gapa_onnx.data import DataSource
-from gapa_onnx.op.contract import DOMAIN
+from gapa_onnx.op.contract import DOMAIN, SPLIT
 from gapa_onnx.runtime import open_session
 from gapa_onnx.splice import extract
 from gapa_onnx.statistics import quantile
@@ -47,7 +47,7 @@ def left_out(
     tensors behind, or beside, the sites.
     """
     fits = {f"{fit.site.prefix}/share": fit for fit in calibration.fits}
-    sites = [(node, fits[node.output[0]]) for node in model.graph.node if node.domain == DOMAIN]
+    sites = [(node, fits[node.output[0]]) for node in site_nodes(model)]
     queries = list(dict.fromkeys(node.input[0] for node, _ in sites))
     shares = [
         onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, None) for node, _ in sites
@@ -64,6 +64,11 @@ def left_out(
         yield positions, dict(zip(wanted, answers))
         done += len(positions)
         progress("leaving rows out", min(1.0, done / len(chosen)))
+
+
+def site_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The operators of a converted model that stand at its sites, in order."""
+    return [node for node in model.graph.node if node.domain == DOMAIN and node.op_type != SPLIT.name]
 
 
 def _choose(calibration: Calibration, most: int, seed: int) -> np.ndarray:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 INDUCING = ("kmeans", "fps", "random", "all")
 INDEXES = ("auto", "flat", "ivf", "hnsw", "ivfpq")
+SOLVERS = ("exact", "cached")
 METRICS = ("euclidean", "whitened")
 ON_UNSUPPORTED = ("error", "cut")
 ATTENTION = ("values", "full")
@@ -29,6 +30,7 @@ class Settings:
     m: int = 1000  #: inducing points per site
     k: int = 50  #: neighbours per query
     index: str = "auto"
+    solver: str = "exact"  #: with the query's own neighbours, or with those of its nearest inducing point
     length_scale: str | float = "site"  #: median distance at the site, of the inputs, or a number
     scale: str | float = "loo"  #: τ from leave-one-out shares, "none" for τ = 1, or a number
     metric: str = "euclidean"
@@ -47,6 +49,12 @@ class Settings:
     def __post_init__(self) -> None:
         _one_of("--inducing", self.inducing, INDUCING)
         _one_of("--index", self.index, INDEXES)
+        _one_of("--solver", self.solver, SOLVERS)
+        if self.solver == "cached" and self.index not in ("auto", "flat", "ivf"):
+            raise UserError(
+                f"--solver cached looks for one point only, which --index {self.index} is not for",
+                "use --index auto, flat or ivf, or --solver exact",
+            )
         _one_of("--metric", self.metric, METRICS)
         _one_of("--on-unsupported", self.on_unsupported, ON_UNSUPPORTED)
         _one_of("--attention", self.attention, ATTENTION)

@@ -222,6 +222,7 @@ def leave_one_out_share(
     length_scale: float,
     jitter: float,
     sizes: np.ndarray | None = None,
+    neighbourhoods: np.ndarray | None = None,
 ) -> np.ndarray:
     """The op's s for calibration rows (q, d), as if the row had not been among the data -> (q,).
 
@@ -231,48 +232,62 @@ def leave_one_out_share(
         p + (p − row) / (n − 1),
 
     for the row's own cluster, which is the nearest. Of what there is then the k nearest are used, or all if
-    there are fewer; equal distances are ordered by index.
+    there are fewer; equal distances are ordered by index. With `neighbourhoods` (M, ≥ k) only the nearest
+    is searched, and the first k of its neighbourhood are used, less what is left out.
     """
     q, d = rows.shape
-    wanted = min(len(points), k + 1 + _SPARE_CANDIDATES)
+    wanted = min(len(points), (k if neighbourhoods is None else 1) + 1 + _SPARE_CANDIDATES)
     centre = points.mean(axis=0, dtype=np.float64)  # float32 search loses digits to a common offset
     index = faiss.IndexFlatL2(d)
     index.add((points - centre).astype(np.float32))
     shares = np.empty(q)
-    step = max(1, min(4096, 4 * _BLOCK_VALUES // (wanted * d)))
+    step = max(1, min(4096, 4 * _BLOCK_VALUES // (max(wanted, k) * d)))
     with _one_search_thread():
         for start in range(0, q, step):
             part = rows[start : start + step]
             candidates = index.search((part - centre).astype(np.float32), wanted)[1]  # (b, wanted)
-            offsets, present = _without_itself(part, points, candidates, sizes)
-            shares[start : start + step] = _share(
-                offsets[:, :k] / length_scale, present[:, :k], jitter
-            )
+            own = _own(part, points, candidates[:, : 1 + _SPARE_CANDIDATES])
+            offsets, present, order = _without_itself(part, points, candidates, own, sizes)
+            if neighbourhoods is not None:
+                first = order[:, :1]
+                nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
+                found = np.take_along_axis(present, first, axis=1)  # (b, 1)
+                members = np.where(found, neighbourhoods[nearest, :k], -1)
+                offsets, present, order = _without_itself(part, points, members, own, sizes)
+            offsets = np.take_along_axis(offsets, order[:, :k, None], axis=1)
+            present = np.take_along_axis(present, order[:, :k], axis=1)
+            shares[start : start + step] = _share(offsets / length_scale, present, jitter)
     return shares
 
 
-def _without_itself(
-    rows: np.ndarray, points: np.ndarray, candidates: np.ndarray, sizes: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets (b, c, d) from each row to its candidates (b, c), nearest first, and whether they count.
+def _own(rows: np.ndarray, points: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """The nearest of the candidates (b, c) of each row -> (b,); -1 if it has none."""
+    offsets = points[candidates].astype(np.float64) - rows[:, None, :]
+    distances = np.where(candidates < 0, np.inf, np.einsum("bcd,bcd->bc", offsets, offsets))
+    return candidates[np.arange(len(rows)), distances.argmin(axis=1)]
 
-    What is the row itself goes last and does not count.
+
+def _without_itself(
+    rows: np.ndarray, points: np.ndarray, candidates: np.ndarray, own: np.ndarray, sizes: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Offsets (b, c, d) from each row to its candidates (b, c), whether they count, and their order.
+
+    Nearest come first. What is the row itself goes last and does not count. `own` (b,) are the points whose
+    clusters the rows belong to.
     """
     offsets = points[candidates].astype(np.float64) - rows[:, None, :]
     distances = np.einsum("bcd,bcd->bc", offsets, offsets)
     size = np.einsum("bd,bd->b", rows, rows, dtype=np.float64)
     present = (candidates >= 0) & ~(distances <= (4 * _EPS) ** 2 * size[:, None])
     if sizes is not None:
-        own = np.where(candidates < 0, np.inf, distances).argmin(axis=1)  # (b,)
-        count = sizes[candidates[np.arange(len(rows)), own]]
-        rest = np.flatnonzero(count > 1)
-        at = (rest, own[rest])
-        growth = count[rest] / (count[rest] - 1)  # p + (p − row) / (n − 1) is this much farther from the row
+        at = np.nonzero((candidates == own[:, None]) & (candidates >= 0) & (sizes[own] > 1)[:, None])
+        count = sizes[own[at[0]]]
+        growth = count / (count - 1)  # p + (p − row) / (n − 1) is this much farther from the row
         offsets[at] *= growth[:, None]
         distances[at] *= growth**2
         present[at] = True
     order = np.lexsort((candidates, np.where(present, distances, np.inf)), axis=1)
-    return np.take_along_axis(offsets, order[:, :, None], axis=1), np.take_along_axis(present, order, axis=1)
+    return offsets, present, order
 
 
 def _share(offsets: np.ndarray, present: np.ndarray, jitter: float) -> np.ndarray:

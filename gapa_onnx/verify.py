@@ -3,7 +3,8 @@
 1. the source outputs are the same, bit for bit, with and without graph optimisation;
 2. every variance is finite and not negative, and so is what the tasks make of it; where the bridge is
    shared, the most probable class is the source's;
-3. at every site the native kernel, the portable function and the float64 reference agree.
+3. at every site, and where a head splits uncertainty, the native kernel, the portable function and the
+   float64 reference agree.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from onnxruntime import set_seed
 
 from gapa_onnx import provenance
 from gapa_onnx.errors import UserError
+from gapa_onnx.heads import reference as heads_reference
+from gapa_onnx.heads.points import Points
 from gapa_onnx.op import reference
-from gapa_onnx.op.contract import DOMAIN, SCHEMAS
+from gapa_onnx.op.contract import DOMAIN, SCHEMAS, SPLIT
 from gapa_onnx.protos import duplicate
 from gapa_onnx.runtime import library_path, open_session, register, session_options
+from gapa_onnx.scores import site_nodes
 
 SHARE_TOLERANCE = (
     1e-4  # relative, where s > SMALLEST_SHARE: single precision of the answer, and its conditioning
@@ -28,6 +32,8 @@ SHARE_TOLERANCE = (
 SMALLEST_SHARE = 1e-6
 HEAD_ROLES = ("probs", "entropy", "aleatoric", "epistemic")
 PROBS_TOLERANCE = 1e-3  # of their sum over thousands of classes, in half precision or better
+ROUNDING = 2.0**-24  # of single precision
+SPLIT_ROWS = 4096  # at most, to check a split of uncertainty on: pixels are many
 
 Batch = dict[str, np.ndarray]
 
@@ -52,16 +58,21 @@ def verify(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Iterabl
     names = [output.name for output in source.graph.output]
     if names != [output.name for output in converted.graph.output][: len(names)]:
         return [Check("source outputs come first, in order", False, f"expected {', '.join(names)}")]
-    nodes = [node for node in converted.graph.node if node.domain == DOMAIN]
+    sites = site_nodes(converted)
+    splits = [n for n in converted.graph.node if n.domain == DOMAIN and n.op_type == SPLIT.name]
     variances = record["outputs"]
-    native = _answers(_exposing(converted, nodes), batches, optimise=False)
+    compared = [name for node in sites for name in (node.input[0], node.output[0])]
+    compared += [name for node in splits for name in (*node.input[:2], *node.output)]
+    native = _answers(_exposing(converted, compared), batches, optimise=False)
     optimised = _answers(converted, batches, optimise=True)
     return [
         _same_outputs(names, _answers(source, batches, optimise=False), native, "none"),
         _same_outputs(names, _answers(source, batches, optimise=True), optimised, "all"),
         _sound_variances(variances, optimised),
         *_sound_heads(record["heads"], optimised),
-        *_agreement(converted, nodes, native),
+        *_agreement(converted, sites, native),
+        *_split_agreement(converted, splits, native),
+        *_library_missing(),
     ]
 
 
@@ -78,11 +89,11 @@ def _answers(
     return [dict(zip(names, session.run(names, batch))) for batch in batches]
 
 
-def _exposing(converted: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
-    """The model with the query and the share of every site as outputs."""
+def _exposing(converted: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """The model with some of its tensors as further outputs."""
     exposed = duplicate(converted)
     present = {output.name for output in exposed.graph.output}
-    for name in dict.fromkeys(name for node in nodes for name in (node.input[0], node.output[0])):
+    for name in dict.fromkeys(names):
         if name not in present:
             exposed.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
     return exposed
@@ -167,9 +178,8 @@ def _agreement(
         schema = next(schema for schema in SCHEMAS.values() if schema.name == node.op_type)
         ports = dict(zip((port.name for port in schema.constants), constants))
         exact = reference.evaluate(schema.index, ports, queries)[0].reshape(-1)
-        checks.append(
-            _agree(f"{node.name}: portable = reference", _portable(converted, node, queries), exact)
-        )
+        portable = _portable(converted, node, [queries])[0].reshape(-1)
+        checks.append(_agree(f"{node.name}: portable = reference", portable, exact))
         if library_path() is None:
             continue
         share = _rows(answers, node.output[0])[:, 0]
@@ -179,31 +189,93 @@ def _agreement(
             lower = share < exact * (1 - SHARE_TOLERANCE) - SMALLEST_SHARE
             detail = f"{len(exact)} queries; a missed neighbour only raises the share"
             checks.append(Check(f"{node.name}: native not below reference", not lower.any(), detail))
-    if library_path() is None:
-        checks.append(Check("native library", True, "missing: only the portable function was checked"))
     return checks
 
 
-def _constants(converted: onnx.ModelProto, node: onnx.NodeProto) -> list[np.ndarray]:
-    wanted = set(node.input[1:])
+def _split_agreement(
+    converted: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], answers: Sequence[Batch]
+) -> list[Check]:
+    """The split of uncertainty, computed three ways on the same logits."""
+    checks = []
+    for node in nodes:
+        mean, var = (_rows(answers, name) for name in node.input[:2])  # (n, C)
+        every = max(1, -(-len(mean) // SPLIT_ROWS))
+        mean, var = mean[::every], var[::every]
+        (points,) = _constants(converted, node, first=2)
+        with np.errstate(invalid="ignore"):  # a logit of +inf has no split
+            split = heads_reference.split(mean, var, -1, Points("latin", points))
+        exact = np.stack([split.entropy, split.aleatoric, split.epistemic])  # (3, n)
+        bound = split_tolerance(mean, var, points)
+        name = node.input[2].removesuffix("/points")
+        portable = np.stack(_portable(converted, node, [mean, var]))
+        checks.append(_split_agrees(f"{name}: portable = reference", portable, exact, bound))
+        if library_path() is not None:
+            parts = [np.concatenate([answer[part].reshape(-1) for answer in answers]) for part in node.output]
+            native = np.stack(parts)[:, ::every]
+            checks.append(_split_agrees(f"{name}: native = reference", native, exact, bound))
+    return checks
+
+
+def split_tolerance(mean: np.ndarray, var: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """What single precision may change in the entropies of a split, per row: (n, C), (S, R) -> (n,).
+
+    A logit l is off by δ ≤ 4 u |l|, from √v ε, the sum, and the largest logit that is taken off. An entropy is then
+    off by 2 δ H, and sums over S points and C classes by (S + C) u (H + 1), with some u for exp and log, and
+    H ≤ log C. The aleatoric part is made of three such sums. Only logits count that some point gives a
+    probability that single precision can hold.
+    """
+    mean, var = mean.astype(np.float64), var.astype(np.float64)
+    reach = np.abs(points).max() * np.sqrt(var)
+    with np.errstate(invalid="ignore"):  # of infinite logits
+        lowest = (mean - reach).max(axis=1, keepdims=True) + np.log(np.finfo(np.float32).tiny)
+        counted = mean + reach >= lowest
+    largest = np.where(counted, np.abs(mean) + reach, 0).max(axis=1)
+    classes = mean.shape[1]
+    rounded = 2 * 4 * largest + len(points) + classes + 16
+    return 3 * ROUNDING * rounded * (np.log(classes) + 1)
+
+
+def _split_agrees(name: str, parts: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> Check:
+    known = ~np.isnan(exact)
+    same_nans = bool((np.isnan(parts) == ~known).all())
+    error = np.where(known, np.abs(parts - exact), 0)
+    within = bool((error <= bound).all(where=known))
+    worst = float(error.max(initial=0.0))
+    return Check(name, within and same_nans, f"{exact.shape[1]} rows, error ≤ {worst:.1e} nats")
+
+
+def _library_missing() -> list[Check]:
+    if library_path() is not None:
+        return []
+    return [Check("native library", True, "missing: only the portable functions were checked")]
+
+
+def _constants(converted: onnx.ModelProto, node: onnx.NodeProto, first: int = 1) -> list[np.ndarray]:
+    wanted = set(node.input[first:])
     found = {t.name: onnx.numpy_helper.to_array(t) for t in converted.graph.initializer if t.name in wanted}
-    return [found[name] for name in node.input[1:]]
+    return [found[name] for name in node.input[first:]]
 
 
-def _portable(converted: onnx.ModelProto, node: onnx.NodeProto, queries: np.ndarray) -> np.ndarray:
-    """The share by the standard-ops function: the node by itself, as the whole graph is slow to inline."""
-    initializers = [t for t in converted.graph.initializer if t.name in node.input]
-    query = onnx.helper.make_tensor_value_info(node.input[0], onnx.TensorProto.FLOAT, list(queries.shape))
-    share = onnx.helper.make_empty_tensor_value_info(node.output[0])
-    graph = onnx.helper.make_graph([node], "site", [query], [share], initializers)
+def _portable(
+    converted: onnx.ModelProto, node: onnx.NodeProto, arrays: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """A node's answers by its standard-ops function: the node by itself, as the whole graph is slow to inline."""
+    fed = dict(zip(node.input, arrays))
+    initializers = [t for t in converted.graph.initializer if t.name in node.input and t.name not in fed]
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, list(array.shape))
+        for name, array in fed.items()
+    ]
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output]
+    graph = onnx.helper.make_graph([node], "operator", inputs, outputs, initializers)
     model = onnx.helper.make_model(
         graph,
         opset_imports=converted.opset_import,
         functions=converted.functions,
         ir_version=converted.ir_version,
     )
-    batch = {node.input[0]: queries}
-    return _answers(model, [batch], optimise=False, native=False)[0][node.output[0]].reshape(-1)
+    answers = _answers(model, [fed], optimise=False, native=False)[0]
+    return [answers[name] for name in node.output]
 
 
 def _rows(answers: Sequence[Batch], name: str) -> np.ndarray:

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from gapa_onnx.cli.evaluate import evaluate as command
 from gapa_onnx.data import ImageOptions, InputSpec
 from gapa_onnx.errors import UserError
-from gapa_onnx.evaluation import timing
 from gapa_onnx.evaluation.answers import open_converted
 from gapa_onnx.evaluation.evaluate import evaluate
 from gapa_onnx.evaluation.record import record_of
@@ -611,39 +610,6 @@ def test_a_shift_with_labels_of_its_own(classified, tmp_path):
     (tmp_path / "bare").mkdir()
     with pytest.raises(UserError, match="holds no data sets"):
         evaluate(model.path, model.data, labels, shifts=tmp_path / "bare")
-
-
-class _Clock:
-    """A clock that only runs when something is run."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def taking(self, *seconds: float):
-        """Something to run that takes these times in turn."""
-        left = []
-
-        def run() -> None:
-            left[:] = left or list(seconds)
-            self.now += left.pop(0)
-
-        return run
-
-
-def test_cost_is_a_ratio_of_medians_with_a_control():
-    clock = _Clock()
-    runs = [clock.taking(0.1), clock.taking(0.101), clock.taking(0.2, 0.2, 0.9)]
-    ratio, control = timing.compare(runs, clock)
-    assert (ratio, control) == (pytest.approx(2.0), pytest.approx(1.01))
-
-
-def test_cost_is_not_given_where_the_source_differs_from_itself():
-    clock = _Clock()
-    reason = timing.compare([clock.taking(0.1), clock.taking(0.2), clock.taking(0.1)], clock)
-    assert "2.00 instead of 1.00" in reason
 
 
 def test_cost_beside_the_source(classified, tmp_path):

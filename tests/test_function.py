@@ -52,7 +52,7 @@ def tensors(seed=0, m=300, d=6, k=8, lists=12, nprobe=3, length_scale=1.5, jitte
     """Constants for every kind at once: arbitrary lists, some empty, and a graph that is never walked."""
     rng = np.random.default_rng(seed)
     offsets = np.sort(np.concatenate([[0, 0, m], rng.integers(0, m + 1, lists - 2)])).astype(np.int64)
-    return {
+    given = {
         "k": np.array([k]),
         "length_scale": np.float32(length_scale),
         "jitter": np.float32(jitter),
@@ -68,6 +68,9 @@ def tensors(seed=0, m=300, d=6, k=8, lists=12, nprobe=3, length_scale=1.5, jitte
         "entry_point": np.array([0]),
         "ef": np.array([16]),
     }
+    # One column more than k: the operator reads the first k.
+    nearest = reference.nearest(given["points"], given["points"], min(k + 1, m))
+    return given | {"neighbourhoods": nearest.astype(np.int32)}
 
 
 def points_of(kind, t):
@@ -204,6 +207,48 @@ def test_batch_size_and_position_change_only_rounding(kind):
     np.testing.assert_allclose(reversed_s[::-1], whole, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_answered_in_chunks_of_any_size(kind, monkeypatch):
+    """Whole chunks, a last one that is padded, one row each: the same bits as all at once."""
+    t = tensors(18)
+    queries = np.random.default_rng(19).normal(size=(45, 6)).astype(np.float32)
+    queries[[7, 44], 2] = np.nan, np.inf
+    whole = session(model_of(kind, t)).run(None, {"z": queries})
+    per_row = 9 * (6 * 32 + 9 * 24) + 300 * 12  # of `_rows_per_chunk`, for k = 8, d = 6, M = 300
+    for rows in (1, 2, 7, 15, 44, 45):
+        monkeypatch.setattr(function, "CHUNK_BYTES", (rows - 1) * per_row)
+        run = session(model_of(kind, t)).run
+        for n in (45, 44, 2, 1, 0):
+            s, ids = run(None, {"z": queries[:n]})
+            np.testing.assert_array_equal(ids, whole[1][:n])
+            np.testing.assert_allclose(s, whole[0][:n], rtol=1e-6)  # a product of one row is summed otherwise
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "local"])
+def test_memory_does_not_grow_with_the_batch(kind, tmp_path):
+    """200 MB at most beyond what the session takes, where all at once would take 1.3 GB and more."""
+    m, rng = 20_000, np.random.default_rng(20)
+    t = tensors(20, d=60, k=30, lists=100) | {
+        "points": rng.normal(size=(m, 60)).astype(np.float32),
+        "neighbourhoods": rng.integers(0, m, (m, 30)).astype(np.int32),
+        "list_offsets": np.linspace(0, m, 101).astype(np.int64),
+    }
+    onnx.save(model_of(kind, t), tmp_path / "m.onnx")
+    code = (
+        "import resource, sys, numpy as np, onnxruntime as ort\n"
+        "run = ort.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider']).run\n"
+        "z = np.random.default_rng(0).normal(size=(6000, 60)).astype(np.float32)\n"
+        "run(None, {'z': z[:1]})\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "run(None, {'z': z})\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "m.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
+    assert int(done.stdout) * unit < 200 << 20
+
+
 @pytest.mark.parametrize("opset", [7, 9, 11, 13, 14, NEWEST])
 @pytest.mark.parametrize("leading", [(), (5,), (2, 3), (2, 1, 3), (0,), (0, 3), (2, 0), (2, 0, 3)])
 def test_ranks(opset, leading):
@@ -234,6 +279,17 @@ def test_far_queries_are_certain_to_be_unknown():
         s, ids = session(model_of("flat", t)).run(None, {"z": sign * queries})
         assert (s[2:] == 1).all() and (np.diff(s[:, 0]) >= 0).all()
         assert ((ids >= 0) & (ids < 300)).all()
+
+
+def test_local_without_a_reachable_point():
+    """One probe, into an empty list: nothing is known."""
+    t = tensors(12, m=30, lists=2, nprobe=1) | {"list_offsets": np.array([0, 0, 30])}
+    t["centroids"] = np.array([[5.0] * 6, [-5.0] * 6], np.float32)
+    queries = np.array([[4.0] * 6, [-4.0] * 6], np.float32)
+    for opset in (9, 17):
+        s, ids = session(model_of("local", t, opset)).run(None, {"z": queries})
+        assert s[0] == 1 and (ids[0] == -1).all() and (ids[1] >= 0).all()
+        np.testing.assert_array_equal(ids, reference.evaluate("local", t, queries)[1])
 
 
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq"])

@@ -20,6 +20,8 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.graph import VarianceGraph
 from gapa_onnx.heads import HeadOptions, emit_classes, head_points, reference
 from gapa_onnx.heads.points import COARSE, FINE, LEADING, TABLE_COLUMNS, Points, grid, latin, samples
+from gapa_onnx.op.contract import DOMAIN, SPLIT, VERSION
+from gapa_onnx.op.split import split_body
 from gapa_onnx.runtime import session_options
 from gapa_onnx.tasks import Head, Task
 
@@ -95,9 +97,12 @@ class Case:
             for role, value in values.items()
         ]
         nodes = [*source, *added.node]
+        functions = [split_body(opset)] if any(node.op_type == SPLIT.name for node in nodes) else []
+        domains = [helper.make_opsetid("", opset), *[helper.make_opsetid(DOMAIN, VERSION)] * len(functions)]
         model = helper.make_model(
             helper.make_graph(nodes, "heads", inputs, outputs, list(added.initializer)),
-            opset_imports=[helper.make_opsetid("", opset)],
+            opset_imports=domains,
+            functions=functions,
             ir_version=8,
         )
         onnx.checker.check_model(model)
@@ -130,9 +135,7 @@ def expected(case: Case, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     if tokens:
         found["tokens"], mean, var = reference.leading(mean, var, case.axis, case.options.top_k)
-    parts = reference.split(
-        mean, var, case.axis, case.points, case.link, factor=feeds.get("f"), ranked=tokens
-    )
+    parts = reference.split(mean, var, case.axis, case.points, case.link, factor=feeds.get("f"))
     found["probs"] = reference.bridge(mean, var, case.axis, case.link, case.options.bridge)
     found |= {part: getattr(parts, part) for part in PARTS}
     by_variance = case.options.score == "variance"
@@ -214,15 +217,34 @@ def test_as_numpy_unoptimised(name: str, opset: int) -> None:
     check_against_numpy(CASES[name], opset, optimise=False)
 
 
+def operators(case: Case, opset: int = 17) -> set[str]:
+    return {node.op_type for node in case.model(opset).graph.node}
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("name", ["rows", "samples", "classes first", "pixels", "half", "tokens", "open"])
+def test_softmax_is_split_by_one_operator(name: str, opset: int) -> None:
+    """With the logits as they come where their classes are on the last axis, and nothing else behind them."""
+    case = (CASES | NEWER)[name]
+    nodes = case.model(opset).graph.node
+    (split,) = (node for node in nodes if node.op_type == SPLIT.name)
+    assert list(split.output) == [f"y_{part}" for part in PARTS]
+    assert split.input[2] == f"{case.head.output}/split/points"
+    moved = [node for node in nodes if node.op_type == "Transpose"]
+    assert [node.output[0] for node in moved] == (list(split.input[:2]) if moved else [])
+    assert bool(moved) == (case.axis != len(case.shape) - 1)
+
+
+@pytest.mark.parametrize("name", ["labels", "factor", "double", "double pixels"])
+def test_all_else_is_split_by_nodes(name: str) -> None:
+    assert SPLIT.name not in operators(CASES[name])
+    assert SPLIT.name not in operators(CASES["rows"], opset=10)
+
+
 def test_only_positions_take_a_loop() -> None:
     """Rank 2 takes all points at once, and more axes a few copies of the logits."""
-
-    def operators(case: Case) -> set[str]:
-        return {node.op_type for node in case.model(17).graph.node}
-
-    assert "Loop" not in operators(CASES["rows"]) | operators(CASES["labels"])
-    assert "Loop" in operators(CASES["pixels"])
-    assert "Loop" in operators(NEWER["tokens"])
+    assert "Loop" not in operators(CASES["rows"], opset=10) | operators(CASES["labels"])
+    assert "Loop" in operators(CASES["pixels"], opset=10) & operators(CASES["double pixels"])
 
 
 @pytest.mark.parametrize("name", ["rows", "many classes", "labels", "pixels"])

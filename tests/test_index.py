@@ -15,8 +15,9 @@ from scipy.spatial.distance import cdist
 from gapa_onnx.errors import UserError
 from gapa_onnx.op import index as index_module
 from gapa_onnx.op import reference
+from gapa_onnx.op.approximation import find, share_error, to_faiss
 from gapa_onnx.op.contract import SCHEMAS
-from gapa_onnx.op.index import build_index, share_error, subvectors, to_faiss
+from gapa_onnx.op.index import build_index, subvectors
 
 K = 10
 KINDS = list(SCHEMAS)
@@ -55,7 +56,7 @@ def test_tensors_follow_the_contract(built, kind):
         tensor = index.tensors[port.name]
         assert tensor.dtype == port.dtype and tensor.ndim == len(port.shape)
     assert index.points.shape == POINTS.shape and index.points.dtype == np.float32
-    if kind in ("ivf", "ivfpq"):
+    if kind in ("ivf", "ivfpq", "local"):
         offsets = index.tensors["list_offsets"]
         assert offsets[0] == 0 and offsets[-1] == len(POINTS) and (np.diff(offsets) > 0).all()
         assert len(offsets) == len(index.tensors["centroids"]) + 1
@@ -88,19 +89,19 @@ def test_graph_layout(built):
 @pytest.mark.parametrize("kind", KINDS)
 def test_faiss_rebuilt_from_the_tensors_finds_what_was_promised(built, kind):
     index = built[kind]
-    _, found = to_faiss(index).search(HELD_OUT, K)
-    wanted = exact(index.points)
+    count = 1 if kind == "local" else K
+    _, found = to_faiss(index).search(HELD_OUT, count)
+    wanted = exact(index.points, count)
     assert index.recall >= 0.99
     assert recall(found, wanted) == pytest.approx(index.recall, abs=1e-3)  # ties may fall either way
 
 
-@pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq"])
+@pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "local"])
 def test_reference_and_faiss_find_the_same_rows(built, kind):
     index = built[kind]
     constants = {"k": np.array([K]), "length_scale": np.float32(3), "jitter": np.float32(1e-6)}
     _, mine = reference.evaluate(kind, constants | index.tensors, HELD_OUT)
-    _, found = to_faiss(index).search(HELD_OUT, K)
-    assert (mine == found).mean() > 0.999
+    assert (mine == find(index, HELD_OUT, K)).mean() > 0.999
 
 
 def test_rebuilt_graph_searches_as_the_original():
@@ -161,7 +162,7 @@ def test_subvectors(d, m):
 def test_share_error_against_a_direct_computation(built, kind):
     index = built[kind]
     error = share_error(index, HELD_OUT, 3.0, 1e-6, K)
-    _, found = to_faiss(index).search(HELD_OUT, K)
+    found = find(index, HELD_OUT, K)
     approximate = reference.unexplained_share(HELD_OUT, index.points, found, 3.0, 1e-6)
     best = reference.unexplained_share(HELD_OUT, index.points, exact(index.points), 3.0, 1e-6)
     assert error.max == pytest.approx(np.abs(approximate - best).max(), abs=1e-6)

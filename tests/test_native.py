@@ -67,6 +67,9 @@ def tensors(kind: str, seed: int = 0) -> dict[str, np.ndarray]:
     }
     if kind == "ivf":
         return out | {"points": points} | inverted
+    if kind == "local":
+        near = np.argsort(squared_distances(points, points), axis=1, kind="stable")[:, : K + 3]  # (M, N)
+        return out | {"points": points, "neighbourhoods": near.astype(np.int32)} | inverted
     residuals = (points - centroids[lists]).reshape(M, SUBVECTORS, -1)  # (M, m, d/m)
     books = residuals[rng.choice(M, 256, replace=False)].transpose(1, 0, 2)  # (m, 256, d/m)
     codes = np.stack(
@@ -200,6 +203,89 @@ def test_list_indexes_search_the_nearest_lists_in_full(kind: str) -> None:
         expected = ranked(row[reachable], reachable)[:K]
         np.testing.assert_array_equal(found[: len(expected)], expected)
         assert (found[len(expected) :] == -1).all()
+
+
+def nearest_reachable(given: dict[str, np.ndarray], query: np.ndarray) -> np.ndarray:
+    """Rows of the nearest points in the lists that are searched: (n,), -1 where these are empty."""
+    offsets, nprobe = given["list_offsets"], int(given["nprobe"][0])
+    nearest_lists = np.argsort(squared_distances(query, given["centroids"]), axis=1)[:, :nprobe]
+    distances = squared_distances(query, given["points"])
+    found = np.full(len(query), -1)
+    for i, lists in enumerate(nearest_lists):
+        reachable = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in lists])
+        if len(reachable):
+            found[i] = ranked(distances[i][reachable], reachable)[0]
+    return found
+
+
+@pytest.mark.parametrize("nprobe", [1, 3, LISTS])
+def test_local_takes_over_the_neighbours_of_the_nearest_point(nprobe: int) -> None:
+    given = tensors("local")
+    given["nprobe"][:] = nprobe
+    query = queries(2_000, given["points"], seed=12)
+    _, neighbours = run(session(model("local", given)), query)
+    nearest = nearest_reachable(given, query)
+    np.testing.assert_array_equal(neighbours, given["neighbourhoods"][nearest, :K])
+    if nprobe == LISTS:  # every list: the nearest of all
+        one_list = given | {
+            "centroids": given["centroids"][:1],
+            "list_offsets": np.array([0, M], np.int64),
+            "nprobe": np.array([1], np.int64),
+        }
+        _, again = run(session(model("local", one_list)), query)
+        np.testing.assert_array_equal(neighbours, again)
+        np.testing.assert_array_equal(nearest, np.argmin(squared_distances(query, given["points"]), axis=1))
+
+
+def test_local_without_a_point_in_reach_explains_nothing() -> None:
+    given = tensors("local")
+    given["list_offsets"][1:-1] = [5, 8, 8, 9, 20, 30, 31, 31, 40]  # some lists are empty
+    given["nprobe"][:] = 1
+    query = queries(500, given["points"], seed=13)
+    nearest = nearest_reachable(given, query)
+    s, neighbours = run(session(model("local", given)), query)
+    assert 0 < (nearest < 0).sum() < 500
+    assert (s[nearest < 0] == 1).all() and (neighbours[nearest < 0] == -1).all()
+    np.testing.assert_array_equal(
+        neighbours[nearest >= 0], given["neighbourhoods"][nearest[nearest >= 0], :K]
+    )
+
+
+def test_local_factors_beyond_the_memory_for_them_are_solved_for() -> None:
+    """48 MB hold some 130 factors of 300 neighbours; the points behind them have to give the same answers."""
+    rng = np.random.default_rng(14)
+    points = rng.normal(size=(310, D)).astype(np.float32)
+    near = np.argsort(squared_distances(points, points), axis=1, kind="stable")
+    given = {
+        "k": np.array([300], np.int64),
+        "length_scale": np.array(0.7, np.float32),
+        "jitter": np.array(1e-4, np.float32),
+        "points": points,
+        "neighbourhoods": near.astype(np.int32),
+        "centroids": points[:1],
+        "list_offsets": np.array([0, 310], np.int64),
+        "nprobe": np.array([1], np.int64),
+    }
+    query = points[::6] + (0.1 * rng.normal(size=(52, D))).astype(np.float32)
+    running = session(model("local", given))
+    s, neighbours = run(running, query)
+    nearest = np.argmin(squared_distances(query, points), axis=1)
+    assert (nearest < 100).any() and (nearest > 200).any()
+    np.testing.assert_array_equal(neighbours, near[nearest, :300])
+    expected = [reference(q, points[row], given) for q, row in zip(query, neighbours)]
+    np.testing.assert_allclose(s[:, 0], expected, rtol=1e-6)
+    again = [run(running, query[i : i + 1])[0] for i in range(len(query))]
+    assert np.concatenate(again).tobytes() == s.tobytes()
+
+
+def test_local_singular_gram_is_rescued_with_more_jitter() -> None:
+    given = tensors("local")
+    given["points"][:] = given["points"][0]
+    given["jitter"][...] = 1e-38
+    s, _ = run(session(model("local", given)), given["points"][:1] + np.float32([[0], [0.5], [100]]))
+    assert np.isfinite(s).all() and s[0, 0] < 1e-9 and s[2, 0] == 1
+    width = 2 * float(given["length_scale"]) ** 2
+    assert s[1, 0] == pytest.approx(1 - np.exp(-2 * D * 0.25 / width), rel=1e-4)
 
 
 def test_hnsw_finds_nearly_all_of_the_nearest() -> None:
@@ -401,6 +487,13 @@ CORRUPTIONS = {
         put("codebooks", (1, 200, 0), np.nan), reshape("codebooks", lambda a: a[:, :255]),
         reshape("codebooks", lambda a: a[:-1]), ("centroids", reshape("codebooks", lambda a: a[:, :, :-1])[1]),
         ("codebooks", lambda given: given.update({n: given[n] * np.float32(1e38) for n in ["codebooks", "centroids"]})),
+    ],
+    "local": _COMMON + _POINTS + _LISTS + [
+        put("k", 0, K + 4), put("neighbourhoods", (3, 2), M), put("neighbourhoods", (M - 1, K), -1),
+        put("neighbourhoods", (0, 0), -(2**31)), put("neighbourhoods", (5, 1), 2**31 - 1),
+        reshape("neighbourhoods", lambda a: a[:-1]), reshape("neighbourhoods", np.ravel),
+        reshape("neighbourhoods", lambda a: a[:, :0]), ("neighbourhoods", reshape("points", lambda a: a[:-1])[1]),
+        ("k", reshape("neighbourhoods", lambda a: a[:, : K - 1])[1]),
     ],
     "hnsw": _COMMON + _POINTS + [
         put("levels", 0, 0), put("levels", 3, -5), put("levels", 3, 2**31 - 1), ("links", put("levels", 3, 3)[1]),

@@ -21,6 +21,7 @@ from gapa_onnx.op import reference
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the native library is not built")
 LEVELS = ("generic", "avx2", "avx512")  # a CPU without one falls back to the level below
+LIST_KINDS = ("ivf", "ivfpq", "local")
 
 
 # ── cases ─────────────────────────────────────────────────────────────────────────────────────
@@ -74,6 +75,20 @@ def share_case() -> tuple[dict[str, np.ndarray], np.ndarray]:
     return given, queries
 
 
+def local_case() -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The same layer, far from the origin, with neighbourhoods; each query's nearest point is exact."""
+    given, queries = share_case()
+    points = given["points"][:1000] + np.float32(100)
+    near = np.argsort(reference.squared_distances(points, points), axis=1, kind="stable")[:, :50]
+    lists = {
+        "neighbourhoods": near.astype(np.int32),
+        "centroids": points.mean(axis=0, keepdims=True),
+        "list_offsets": np.array([0, len(points)], np.int64),
+        "nprobe": np.array([1], np.int64),
+    }
+    return given | {"points": points} | lists, queries + np.float32(100)
+
+
 def flat(points: np.ndarray, k: int, length_scale: float) -> dict[str, np.ndarray]:
     return {
         "k": np.array([k], np.int64),
@@ -110,7 +125,9 @@ def main(folder: Path) -> None:
         out[f"{name}/s"], out[f"{name}/rows"], same[name] = answers(flat(points, k, scale), queries)
     given, queries = share_case()
     out["share/s"], out["share/rows"], same["share"] = answers(given, queries)
-    for kind in ("ivf", "ivfpq"):
+    given, queries = local_case()
+    out["local share/s"], out["local share/rows"], same["local share"] = answers(given, queries, "local")
+    for kind in LIST_KINDS:
         given = tensors(kind)
         near = inducing_points(given)[::9] + np.float32(0.1)
         out[f"{kind}/s"], out[f"{kind}/rows"], same[kind] = answers(given, near, kind)
@@ -173,8 +190,20 @@ def test_share_of_a_wide_layer(level) -> None:
     assert (np.abs(s - expected) / expected)[clear].max() <= 1e-6
 
 
+def test_share_of_a_neighbourhood(level) -> None:
+    """The same, with L⁻¹ instead of a solve: its rounding, times the root of a condition of 1e7, adds 1e-12."""
+    given, queries = local_case()
+    s, rows = level[0]["local share/s"][:, 0], level[0]["local share/rows"]
+    nearest = reference.nearest(queries, given["points"], 1)[:, 0]
+    np.testing.assert_array_equal(rows, given["neighbourhoods"][nearest])
+    expected = reference.unexplained_share(queries, given["points"], rows, 8.0, 1e-6)
+    clear = expected > 1e-6
+    assert clear.sum() > 100 and expected.min() < 1e-4 and expected.max() > 0.5
+    assert (np.abs(s - expected) / expected)[clear].max() <= 1e-5
+
+
 def test_levels_agree_on_lists(level) -> None:
-    for kind in ("ivf", "ivfpq"):
+    for kind in LIST_KINDS:
         given = tensors(kind)
         near = inducing_points(given)[::9] + np.float32(0.1)
         expected_s, expected_rows = reference.evaluate(kind, given, near)

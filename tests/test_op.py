@@ -117,11 +117,13 @@ def test_nearest_is_sorted_by_distance_then_row(monkeypatch):
 def lists_index(rng, m=300, d=6, lists=12, k=8, nprobe=3):
     """Tensors of an ivf and ivfpq index with arbitrary lists, some of them empty."""
     offsets = np.sort(np.concatenate([[0, 0, m], rng.integers(0, m + 1, lists - 2)])).astype(np.int64)
+    points = rng.normal(size=(m, d)).astype(np.float32)
     return {
         "k": np.array([k]),
         "length_scale": np.float32(1.5),
         "jitter": np.float32(1e-6),
-        "points": rng.normal(size=(m, d)).astype(np.float32),
+        "points": points,
+        "neighbourhoods": reference.nearest(points, points, k + 2).astype(np.int32),
         "codes": rng.integers(0, 256, (m, 3)).astype(np.uint8),
         "codebooks": rng.normal(size=(3, 256, d // 3)).astype(np.float32),
         "centroids": rng.normal(size=(lists, d)).astype(np.float32),

@@ -129,8 +129,7 @@ def emit_classes(
         if head.link == "sigmoid":
             parts = split_labels(graph, axis, points, mean, var, name)
         else:
-            ranked = head.task is Task.TOKENS
-            parts = split_classes(graph, axis, points, mean, var, name, factor=factor, ranked=ranked)
+            parts = split_classes(graph, axis, points, mean, var, name, factor=factor)
     roles |= dict(zip(("entropy", "aleatoric", "epistemic"), parts))
     with graph.scope(f"{head.output}/score"):
         if options.score == "variance":

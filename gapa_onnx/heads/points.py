@@ -9,7 +9,8 @@ latin    for softmax. Latin hypercube: in each column every cell of equal probab
          with the largest logit takes column 0. The answer then depends on few columns, whatever the
          number of classes, and not on the order of the classes.
 grid     for sigmoid, where each label is a problem of one dimension: the trapezoidal rule.
-samples  standard normal noise, the paper's Monte Carlo; a column belongs to a class.
+samples  standard normal noise, the paper's Monte Carlo. For softmax a column belongs to a rank here too, where
+         the paper has a class; that is just as random. For sigmoid it belongs to a label.
 """
 
 from __future__ import annotations

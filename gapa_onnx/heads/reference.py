@@ -1,5 +1,5 @@
-"""The heads in float64 numpy, one point after another: what the emitted nodes are tested against, and
-what `evaluate` uses where a file has no head."""
+"""The heads in float64 numpy, one point after another: what the emitted nodes and the operator `GapaSplit`
+(`split` for softmax) are tested against, and what `evaluate` uses where a file has no head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapa_onnx.heads.points import TABLE_COLUMNS, Points
+from gapa_onnx.heads.points import Points
+from gapa_onnx.op.split import RULED_OUT
 
 
 @dataclass(frozen=True)
@@ -48,26 +49,20 @@ def split(
     link: str = "softmax",
     *,
     factor: np.ndarray | None = None,
-    ranked: bool = False,
 ) -> Split:
     """Total, aleatoric and epistemic entropy over fixed points.
 
-    Parameters
-    ----------
-    factor: (n, C, C), in place of the variance's root, for logits (n, C).
-    ranked: the classes are in the order of their logits already, as tokens are.
+    `factor`, (n, C, C), takes the place of the variance's root, for logits (n, C).
     """
     mean, var = np.asarray(mean, np.float64), np.asarray(var, np.float64)
     mean, std = np.moveaxis(mean, axis, -1), np.sqrt(np.moveaxis(var, axis, -1))  # (…, C)
-    classes = mean.shape[-1]
-    columns = np.broadcast_to(np.arange(classes), mean.shape)
-    if points.kind == "latin":
-        if not ranked:
-            order = np.argsort(-mean, axis=-1, kind="stable")
-            columns = np.argsort(order, axis=-1, kind="stable")
-        columns = columns % TABLE_COLUMNS
-    elif points.kind == "samples" and points.values.shape[1] == 1:
-        columns = np.zeros_like(columns)
+    columns = np.broadcast_to(np.arange(mean.shape[-1]), mean.shape)
+    if link == "softmax":
+        mean = np.maximum(mean, RULED_OUT)
+        order = np.argsort(-mean, axis=-1, kind="stable")
+        columns = np.argsort(order, axis=-1, kind="stable")
+    if points.kind != "grid":
+        columns = columns % points.values.shape[1]
     weights = np.full(points.count, 1 / points.count) if points.weights is None else points.weights
     entropy_of = _binary_entropy if link == "sigmoid" else _entropy
     mixture, aleatoric = np.zeros_like(mean), 0.0

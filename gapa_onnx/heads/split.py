@@ -3,6 +3,10 @@
 entropy    H(mean_s p_s)           p_s: the prediction at mean + sqrt(var) ε_s, for fixed points ε_s
 aleatoric  mean_s H(p_s)
 epistemic  entropy - aleatoric
+
+For softmax in single precision, from opset 11 on, this is one operator, `ai.gapa::GapaSplit` (`op.split`), which
+a native kernel computes in one pass. The nodes here are for all else: double precision, old opsets, a full
+covariance, and sigmoid.
 """
 
 from __future__ import annotations
@@ -14,11 +18,10 @@ import numpy as np
 
 from gapa_onnx.errors import UserError
 from gapa_onnx.graph import Value, VarianceGraph
-from gapa_onnx.heads.points import TABLE_COLUMNS, Points
+from gapa_onnx.heads.points import Points
 from gapa_onnx.loops import loop
-
-#: Stands for a logit of -inf, a class that is ruled out: 0 · log 0 comes out as 0 and not as NaN.
-RULED_OUT = -1e30
+from gapa_onnx.op.contract import DOMAIN, SPLIT
+from gapa_onnx.op.split import OLDEST_OPSET, RULED_OUT
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,21 @@ class _Noise:
     """
 
     def __init__(
-        self, graph: VarianceGraph, axis: ClassAxis, points: Points, mean: Value, name: str, *, ranked: bool
+        self, graph: VarianceGraph, axis: ClassAxis, points: Points, mean: Value, name: str, *, by_rank: bool
     ):
-        """`ranked` says that the classes are in the order of their logits."""
+        """`by_rank`: a column of the points belongs to a rank of the logits; otherwise to a place on their axis,
+        which is the same if they are in order."""
         self.graph, self.axis, self.points, self.mean, self.name = graph, axis, points, mean, name
         self.looped = axis.rank > 2
         self.ranks = None
         values = points.values.astype(mean.dtype)
-        if points.kind == "latin" and not ranked:
-            self.ranks = _ranks(graph, axis, mean)
+        if by_rank:
+            self.ranks = _ranks(graph, axis, mean, values.shape[1])
         elif points.kind == "grid":
             values = values.reshape(-1, *(1,) * axis.rank)
         else:
-            if points.kind == "latin":  # beyond the table's width, its columns again
-                values = values[:, np.arange(axis.size or 0) % values.shape[1]]
+            if axis.size is not None:  # beyond the table's width, its columns again
+                values = values[:, np.arange(axis.size) % values.shape[1]]
             values = axis.along(values.reshape(len(values), *(1,) * axis.axis, -1))
         self.values = values
 
@@ -108,8 +112,8 @@ def _ranked(graph: VarianceGraph, axis: ClassAxis, mean: Value, var: Value) -> t
     return ordered, graph.emit("GatherElements", var, indices, axis=axis.axis), True
 
 
-def _ranks(graph: VarianceGraph, axis: ClassAxis, mean: Value) -> Value:
-    """The place of each class in the order of the logits: 0 for the largest."""
+def _ranks(graph: VarianceGraph, axis: ClassAxis, mean: Value, columns: int) -> Value:
+    """The place of each class in the order of the logits: 0 for the largest, and 0 again from `columns` on."""
     if axis.size is None and graph.opset < 10:
         raise UserError(
             f"the number of classes is left open, which opset {graph.opset} cannot handle",
@@ -118,9 +122,9 @@ def _ranks(graph: VarianceGraph, axis: ClassAxis, mean: Value) -> Value:
     size = graph.dimension(mean, axis.axis) if axis.size is None else axis.size
     _, order = graph.topk(mean, size, axis.axis)
     _, ranks = graph.topk(-graph.cast(order, mean.dtype), size, axis.axis)
-    if axis.size is not None and axis.size <= TABLE_COLUMNS:
+    if axis.size is not None and axis.size <= columns:
         return ranks
-    return ranks - ranks / TABLE_COLUMNS * TABLE_COLUMNS  # whole numbers: the remainder
+    return ranks - ranks / columns * columns  # whole numbers: the remainder
 
 
 def split_classes(
@@ -132,12 +136,10 @@ def split_classes(
     name: str,
     *,
     factor: Value | None = None,
-    ranked: bool = False,
 ) -> tuple[Value, Value, Value]:
     """Total, aleatoric and epistemic entropy of one choice out of C.
 
-    `factor` is a root of the logits' covariance, in place of the variance's; `ranked` says that the
-    classes are in the order of their logits.
+    `factor` is a root of the logits' covariance, in place of the variance's.
 
     The epistemic part is small where all is well, and a difference of two entropies would leave only
     its rounding. Instead, with f(p) = p log p - p, which is flat at p = 1 and so forgives the rounding
@@ -145,9 +147,12 @@ def split_classes(
 
         epistemic = Σ_c (mean_s f(p_sc) - f(mean_s p_sc))        each term ≥ 0, as f is convex
     """
-    if points.kind == "latin" and not ranked and factor is None:
+    if factor is None and mean.dtype == np.float32 and graph.opset >= OLDEST_OPSET:
+        return _operator(graph, axis, points, mean, var, name)
+    ranked = False
+    if factor is None:
         mean, var, ranked = _ranked(graph, axis, mean, var)
-    noise = _Noise(graph, axis, points, mean, name, ranked=ranked)
+    noise = _Noise(graph, axis, points, mean, name, by_rank=not ranked)
     mean = graph.at_least(mean, RULED_OUT)
     std = var.sqrt()
 
@@ -169,6 +174,18 @@ def split_classes(
     return total, graph.at_least(total - epistemic, 0), epistemic
 
 
+def _operator(
+    graph: VarianceGraph, axis: ClassAxis, points: Points, mean: Value, var: Value, name: str
+) -> tuple[Value, Value, Value]:
+    """One node, with the classes on the last axis in front of it."""
+    if axis.axis != axis.rank - 1:
+        order = [*(i for i in range(axis.rank) if i != axis.axis), axis.axis]
+        mean, var = (graph.emit("Transpose", value, perm=order) for value in (mean, var))
+    table = graph.constant(points.values.astype(np.float32), name)
+    names = [f"{name.removesuffix('/points')}/{port.name}" for port in SPLIT.outputs]
+    return graph.emit(SPLIT.name, mean, var, table, outputs=len(names), domain=DOMAIN, names=names)
+
+
 def _correlated(graph: VarianceGraph, factor: Value, noise: Value) -> Value:
     """factor · ε for each row: (n, C, C) and (s, n, C) or (s, 1, C) make (s, n, C)."""
     columns = graph.emit("Transpose", noise, perm=[1, 2, 0])  # (n, C, s)
@@ -185,7 +202,7 @@ def split_labels(
     An answer and its opposite have the same entropy: with the sign that makes "yes" the unlikely one,
     small probabilities keep all their digits.
     """
-    noise = _Noise(graph, axis, points, mean, name, ranked=False)
+    noise = _Noise(graph, axis, points, mean, name, by_rank=False)
     std = var.sqrt() * (1 - 2 * (mean > 0))  # the noise turns its sign with the logit
     mean = graph.at_least(-mean.abs(), RULED_OUT)
 

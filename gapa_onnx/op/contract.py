@@ -1,6 +1,6 @@
 """The contract of the `ai.gapa` operators: what goes in, what comes out, and what is promised.
 
-Four operators, one per kind of index, share one formula. For a query z with neighbours
+Five operators, one per kind of index, share one formula. For a query z with neighbours
 z̃_1 … z̃_K (the K nearest of M inducing points that the index can reach),
 
     s(z) = 1 − kᵀ (G + jitter·I)⁻¹ k,   k_i = r(z, z̃_i),   G_ij = r(z̃_i, z̃_j),
@@ -10,10 +10,22 @@ clamped to [0, 1]. s is the share of the prior variance that the calibration dat
 unexplained: 0 at an inducing point, 1 far from all of them. A query with a NaN or an infinity
 gets s = NaN, never a confident number.
 
+`GapaActivationLocal` differs in its neighbours: they are those of the nearest inducing point, not of the
+query itself, so that everything that depends on them alone can be computed once, at load. They are listed
+in the order of the neighbourhood; where the probed lists are empty there are none.
+
+`GapaSplit` is for heads. With the logits of a row in descending order, m and v their means and variances,
+and ε_s the points (column r mod R for the logit of rank r),
+
+    p_s = softmax(m + √v ε_s),  entropy = H(mean_s p_s),  aleatoric = mean_s H(p_s),
+    epistemic = entropy − aleatoric = Σ_c (mean_s f(p_sc) − f(mean_s p_sc)) ≥ 0,   f(p) = p log p − p.
+
+A row with a NaN gets NaN; a mean below −1e30 counts as −1e30, a class that is ruled out.
+
 This is the only module that knows these names. The numpy reference (`reference`), the standard-ops
 body (`function`) and the C++ kernel (runtime/src) are all tested against it.
 
-Why four names and not one with an attribute: each kind is also a model-local function whose body
+Why several names and not one with an attribute: each kind is also a model-local function whose body
 differs, and a function is found by its name. Why parameters are tensors and not attributes: before
 opset 12 a function body cannot turn an attribute into a tensor.
 """
@@ -43,7 +55,7 @@ class OpSchema:
     """One operator of the domain."""
 
     name: str
-    index: str  #: flat, ivf, ivfpq or hnsw, as on the command line
+    index: str  #: flat, ivf, ivfpq, hnsw or local; "" for what has no index
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 
@@ -122,6 +134,40 @@ SCHEMAS = {
             ),
             _OUTPUTS,
         ),
+        OpSchema(
+            "GapaActivationLocal",
+            "local",
+            (
+                *_COMMON,
+                _POINTS,
+                Port(
+                    "neighbourhoods",
+                    np.int32,
+                    ("M", "N"),
+                    "rows of the N nearest points of each point, itself first; the first k count, k ≤ N",
+                ),
+                _CENTROIDS,
+                _LIST_OFFSETS,
+                _NPROBE,
+            ),
+            _OUTPUTS,
+        ),
     )
 }
-"""The operators by index kind. For IVFPQ the inducing points *are* the decoded codes."""
+"""The operators by index kind. For IVFPQ the inducing points *are* the decoded codes. For local the lists
+serve to find the nearest point; one list that holds them all makes that exact."""
+
+SPLIT = OpSchema(
+    "GapaSplit",
+    "",
+    (
+        Port("mean", np.float32, ("…", "C"), "logits, classes last"),
+        Port("var", np.float32, ("…", "C"), "their variances, ≥ 0"),
+        Port("points", np.float32, ("S", "R"), "what stands for Gaussian noise, see `heads.points`"),
+    ),
+    (
+        Port("entropy", np.float32, ("…",), "total uncertainty in nats"),
+        Port("aleatoric", np.float32, ("…",), "what remains if the logits were known, ≥ 0"),
+        Port("epistemic", np.float32, ("…",), "what knowing them would tell, ≥ 0"),
+    ),
+)

@@ -5,7 +5,7 @@ The one place that knows how the forms of TopK, Slice, Squeeze, Constant, Loop, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,18 @@ class Size:
 
     name: str
     value: int | None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor that passes through the body of a loop. Its shape may change, so no dimension is named."""
+
+    name: str
+    dtype: int
+    rank: int
+
+    def info(self, suffix: str = "") -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(self.name + suffix, self.dtype, [None] * self.rank)
 
 
 class Emitter:
@@ -159,25 +171,37 @@ class Emitter:
         """An emitter for a body or branch: names stay unique, constants stand outside."""
         return Emitter(self.opset, self)
 
-    def loop(self, steps: str, step: Emitter, start: str, to: str) -> str:
-        """Run `step` on a float64 tensor of rank 3 `steps` times.
+    def loop(
+        self,
+        name: str,
+        steps: str,
+        body: Emitter,
+        state: Sequence[tuple[str, Slot]] = (),
+        each: Sequence[Slot] = (),
+        *,
+        to: Sequence[str],
+    ) -> Sequence[str]:
+        """Run `body` `steps` times.
 
-        The step reads `matrix` and `go_on`, and writes `matrix_out` and `go_on_out`. Its shape changes from
-        step to step, so no dimension is named.
+        It may read `<name>_number`, counted from 0. What it reads as a slot of `state`, first the tensor
+        that is given with it, it writes as `<slot>_out`. What it writes as a slot of `each` is stacked over
+        the steps. `to` names the results: states, then stacks.
         """
-        matrix = (TensorProto.DOUBLE, [None, None, None])
+        body("Identity", f"{name}_go_on", to=f"{name}_go_on_out")
         graph = helper.make_graph(
-            step.nodes,
-            "eliminate_one_neighbour",
+            body.nodes,
+            name,
             [
-                helper.make_tensor_value_info("step", TensorProto.INT64, []),
-                helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
-                helper.make_tensor_value_info("matrix", *matrix),
+                helper.make_tensor_value_info(f"{name}_number", TensorProto.INT64, []),
+                helper.make_tensor_value_info(f"{name}_go_on", TensorProto.BOOL, []),
+                *(slot.info() for _, slot in state),
             ],
             [
-                helper.make_tensor_value_info("go_on_out", TensorProto.BOOL, []),
-                helper.make_tensor_value_info("matrix_out", *matrix),
+                helper.make_tensor_value_info(f"{name}_go_on_out", TensorProto.BOOL, []),
+                *(slot.info("_out") for _, slot in state),
+                *(slot.info() for slot in each),
             ],
         )
-        self.nodes.append(helper.make_node("Loop", [steps, "", start], [to], name=to, body=graph))
+        starts = [start for start, _ in state]
+        self.nodes.append(helper.make_node("Loop", [steps, "", *starts], list(to), name=to[0], body=graph))
         return to

@@ -2,7 +2,8 @@
 
 The tensors are the operator's constants (see `contract`). FAISS trains and links; nothing of its file
 format is kept. All training runs on one thread, so that a seed gives the same bytes on every machine
-setting; `to_faiss` goes the other way and is the check that the layout means what FAISS means by it.
+setting; `approximation.to_faiss` goes the other way and is the check that the layout means what FAISS means
+by it.
 """
 
 from __future__ import annotations
@@ -17,35 +18,35 @@ import numpy as np
 
 from gapa_onnx.errors import UserError
 from gapa_onnx.op import reference
+from gapa_onnx.op.neighbourhoods import neighbourhoods
 
-KINDS = ("flat", "ivf", "ivfpq", "hnsw")
+KINDS = ("flat", "ivf", "ivfpq", "hnsw", "local")
 
 FLAT_LIMIT = 20_000
 """`auto` searches all points up to here: exact, and still cheap beside most models."""
 
+ONE_LIST_LIMIT = 500
+"""A local index holds no more points than this in lists: comparing all of them costs next to nothing."""
+
 HNSW_DEGREE = 32
 _CODES = 256  #: per sub-vector; a code is one byte
-_MEASURED = 1000  #: held-out rows that recall and the error of s are measured on, evenly spaced
+MEASURED = 1000  #: held-out rows that recall and the error of s are measured on, evenly spaced
 _KMEANS_ITERATIONS = 10
 _TRAINING_POINTS_PER_LIST = 64
+_SCATTERED = 8  #: what comparing a point of a list costs, where comparing with all in a matrix product is 1
+_MOST_LISTS = 4096  #: to try; training that many takes about two minutes in 200 dimensions
+_SAME = 4 * float(np.finfo(np.float32).eps)  #: relative distance up to which a row and a point are the same
 
 
 @dataclass(frozen=True)
 class Index:
     """A search index over the inducing points of a site."""
 
-    kind: str  #: flat, ivf, ivfpq or hnsw
+    kind: str  #: flat, ivf, ivfpq, hnsw or local
     tensors: dict[str, np.ndarray]  #: the contract's constants but k, length_scale and jitter, in its order
     points: np.ndarray  #: (M, d) float32, in the row order of the operator; decoded for ivfpq
-    recall: float | None  #: share of the exact k nearest points that the search finds, on held-out rows
+    recall: float | None  #: share of the exact k nearest points (local: of the nearest) that the search finds
     settings: dict[str, int | float]  #: what was chosen, for the provenance record
-
-
-class ShareError(NamedTuple):
-    """How far s is off because the search misses neighbours. It errs upwards: fewer points, larger s."""
-
-    max: float
-    mean: float
 
 
 def build_index(
@@ -56,6 +57,7 @@ def build_index(
     held_out: np.ndarray,
     seed: int = 0,
     recall_target: float = 0.99,
+    search: str = "auto",
 ) -> Index:
     """The index over `points` (M, d) that reaches the recall on `held_out` (q, d) at the least cost.
 
@@ -65,26 +67,34 @@ def build_index(
     ivfpq as ivf, and a point is stored as its list's centroid plus one byte per sub-vector. The decoded
           points *are* the inducing points, so recall is among them; `settings` has the decoding error
     hnsw  a graph of degree 32; the smallest ef (to within a tenth) that reaches the recall
+    local the k nearest points of each point, and lists to find the nearest in. `search` is flat for one list,
+          ivf for several, auto for what is cheaper
 
     If the recall cannot be reached, nprobe = all lists, or ef = M.
     """
     points = np.ascontiguousarray(points, np.float32)
     held_out = np.ascontiguousarray(held_out, np.float32)
     kind = ("flat" if len(points) <= FLAT_LIMIT else "ivf") if kind == "auto" else kind
-    _check(kind, points, k, held_out)
+    _check(kind, points, k, held_out, search)
     seed %= 2**31  # FAISS holds it as an int, and takes a negative one for "by the clock"
-    queries = held_out[:: -(-len(held_out) // _MEASURED)] if len(held_out) else held_out  # (≤ _MEASURED, d)
-    with _one_thread():
-        if kind == "flat":
-            return Index("flat", {"points": points}, points, 1.0, {})
+    queries = held_out[:: -(-len(held_out) // MEASURED)] if len(held_out) else held_out  # (≤ MEASURED, d)
+    if kind == "flat":
+        return Index("flat", {"points": points}, points, 1.0, {})
+    if kind == "local":
+        return _build_local(points, k, queries, seed, recall_target, search)
+    with one_thread():
         if kind == "hnsw":
             return _build_hnsw(points, k, queries, seed, recall_target)
         return _build_lists(kind, points, k, queries, seed, recall_target)
 
 
-def _check(kind: str, points: np.ndarray, k: int, held_out: np.ndarray) -> None:
+def _check(kind: str, points: np.ndarray, k: int, held_out: np.ndarray, search: str) -> None:
     if kind not in KINDS:
         raise UserError(f"There is no index kind {kind!r}.", f"choose auto, {', '.join(KINDS)}")
+    if kind == "local" and search not in ("auto", "flat", "ivf"):
+        raise UserError(
+            f"A local index cannot search for the nearest point by {search!r}.", "choose auto, flat or ivf"
+        )
     if not np.isfinite(points).all():
         raise UserError("The inducing points contain NaN or infinite values.", "drop such calibration rows")
     if not 1 <= k <= len(points):
@@ -97,7 +107,8 @@ def _check(kind: str, points: np.ndarray, k: int, held_out: np.ndarray) -> None:
             f"An ivfpq index needs at least {_CODES} inducing points, there are {len(points)}.",
             "use --index flat or --index ivf, or more inducing points",
         )
-    if kind != "flat" and not len(held_out):
+    exact = kind == "flat" or (kind == "local" and _is_one_list(len(points), search))
+    if not exact and not len(held_out):
         raise UserError(
             f"There are no held-out rows to choose the search effort of an {kind} index on.",
             "give more calibration rows, or use --index flat",
@@ -105,7 +116,7 @@ def _check(kind: str, points: np.ndarray, k: int, held_out: np.ndarray) -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """FAISS on one thread: the split of a sum over threads changes its last bit, and HNSW's links."""
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
@@ -115,7 +126,7 @@ def _one_thread() -> Iterator[None]:
         faiss.omp_set_num_threads(before)
 
 
-def _nearest(queries: np.ndarray, points: np.ndarray, k: int) -> np.ndarray:
+def nearest(queries: np.ndarray, points: np.ndarray, k: int) -> np.ndarray:
     """The exact k nearest points by FAISS, which is fast: (q, k).
 
     Centred first, because FAISS takes ‖a‖² + ‖b‖² − 2ab for many queries.
@@ -134,43 +145,72 @@ def _recall(found: np.ndarray, exact: np.ndarray) -> float:
 # Inverted lists: ivf and ivfpq
 
 
+class _Lists(NamedTuple):
+    """Points in inverted lists."""
+
+    points: np.ndarray  #: (M, d), list by list
+    centroids: np.ndarray  #: (L, d)
+    offsets: np.ndarray  #: (L + 1,) int64
+
+    @property
+    def of_row(self) -> np.ndarray:  # (M,)
+        return reference.list_of_row(self.offsets)
+
+    def tensors(self, nprobe: int) -> dict[str, np.ndarray]:
+        return {
+            "centroids": self.centroids,
+            "list_offsets": self.offsets,
+            "nprobe": np.array([nprobe], np.int64),
+        }
+
+
+def _lists(points: np.ndarray, count: int, seed: int) -> _Lists:
+    """The points (M, d) in at most `count` lists around k-means centroids, none of them empty."""
+    centroids = _kmeans(points, min(len(points), max(1, count)), seed)
+    assigned = nearest(points, centroids, 1)[:, 0]  # (M,)
+    used, assigned = np.unique(assigned, return_inverse=True)  # a list without points would waste a probe
+    order = np.argsort(assigned, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(assigned))]).astype(np.int64)
+    return _Lists(np.ascontiguousarray(points[order]), np.ascontiguousarray(centroids[used]), offsets)
+
+
+def _smallest_nprobe(
+    lists: _Lists, queries: np.ndarray, wanted: np.ndarray, target: float
+) -> tuple[int, float, float]:
+    """The smallest nprobe with which queries (q, d) find the wanted rows (q, k) in `target` of all cases.
+
+    Also the recall that it has, and the mean number of points that it compares. A row is found if and only
+    if its list is probed, so the recall at every nprobe follows from how far down the query's order of
+    lists the lists of the wanted rows stand.
+    """
+    count = len(lists.centroids)
+    order = nearest(queries, lists.centroids, count)  # (q, L)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(count)[None, :], axis=1)
+    places = np.take_along_axis(place, lists.of_row[wanted], axis=1)
+    recalls = np.cumsum(np.bincount(places.ravel(), minlength=count)) / places.size  # (L,)
+    nprobe = min(int(np.searchsorted(recalls, target)) + 1, count)
+    compared = np.diff(lists.offsets)[order[:, :nprobe]].sum(axis=1).mean()
+    return nprobe, float(recalls[nprobe - 1]), float(compared)
+
+
 def _build_lists(
     kind: str, points: np.ndarray, k: int, queries: np.ndarray, seed: int, recall_target: float
 ) -> Index:
-    centroids = _kmeans(points, min(len(points), max(1, round(4 * len(points) ** 0.5))), seed)
-    assigned = _nearest(points, centroids, 1)[:, 0]  # (M,)
-    used, assigned = np.unique(assigned, return_inverse=True)  # a list without points would waste a probe
-    centroids = np.ascontiguousarray(centroids[used])
-    points = np.ascontiguousarray(points[np.argsort(assigned, kind="stable")])
-    list_offsets = np.concatenate([[0], np.cumsum(np.bincount(assigned))]).astype(np.int64)
-
-    settings: dict[str, int | float] = {"lists": len(centroids)}
-    stored = {"points": points}
+    lists = _lists(points, round(4 * len(points) ** 0.5), seed)
+    settings: dict[str, int | float] = {"lists": len(lists.centroids)}
+    stored = {"points": lists.points}
     if kind == "ivfpq":
-        codes, codebooks = _quantise(points - centroids[reference.list_of_row(list_offsets)], seed)
+        codes, codebooks = _quantise(lists.points - lists.centroids[lists.of_row], seed)
         stored = {"codes": codes, "codebooks": codebooks}
-        decoded = reference.decode(codes, codebooks, centroids, list_offsets)
-        settings |= {"subvectors": codes.shape[1], "decoding_error": _relative_error(decoded, points)}
-        points = decoded
-
-    # A neighbour is found if and only if its list is probed, so the recall at every nprobe follows from
-    # how far down the query's order of lists the lists of its exact neighbours stand.
-    order = _nearest(queries, centroids, len(centroids))  # (q, L)
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(len(centroids))[None, :], axis=1)
-    wanted = reference.list_of_row(list_offsets)[_nearest(queries, points, k)]  # (q, k)
-    places = np.take_along_axis(place, wanted, axis=1)
-    recalls = np.cumsum(np.bincount(places.ravel(), minlength=len(centroids))) / places.size  # (L,)
-    nprobe = min(int(np.searchsorted(recalls, recall_target)) + 1, len(centroids))
-
+        decoded = reference.decode(codes, codebooks, lists.centroids, lists.offsets)
+        error = _relative_error(decoded, lists.points)
+        settings |= {"subvectors": codes.shape[1], "decoding_error": error}
+        lists = lists._replace(points=decoded)
+    wanted = nearest(queries, lists.points, k)
+    nprobe, recall, _ = _smallest_nprobe(lists, queries, wanted, recall_target)
     settings["nprobe"] = nprobe
-    tensors = {
-        **stored,
-        "centroids": centroids,
-        "list_offsets": list_offsets,
-        "nprobe": np.array([nprobe], np.int64),
-    }
-    return Index(kind, tensors, points, float(recalls[nprobe - 1]), settings)
+    return Index(kind, stored | lists.tensors(nprobe), lists.points, recall, settings)
 
 
 def _kmeans(points: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -215,6 +255,59 @@ def _relative_error(decoded: np.ndarray, points: np.ndarray) -> float:
     return float(moved.mean() / spread) if spread > 0 else 0.0
 
 
+# Neighbourhoods: local
+
+
+def _one_list(points: np.ndarray) -> _Lists:
+    centre = points.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
+    return _Lists(points, centre, np.array([0, len(points)], np.int64))
+
+
+def _is_one_list(m: int, search: str) -> bool:
+    return search == "flat" or m == 1 or (search == "auto" and m <= ONE_LIST_LIMIT)
+
+
+def _build_local(
+    points: np.ndarray, k: int, queries: np.ndarray, seed: int, recall_target: float, search: str
+) -> Index:
+    lists, nprobe, recall = _one_list(points), 1, 1.0
+    if not _is_one_list(len(points), search):
+        with one_thread():
+            lists, nprobe, recall = _cheapest_lists(points, queries, seed, recall_target, search)
+    near = neighbourhoods(lists.points, k)
+    tensors = {"points": lists.points, "neighbourhoods": near, **lists.tensors(nprobe)}
+    settings = {"lists": len(lists.centroids), "nprobe": nprobe}
+    return Index("local", tensors, lists.points, recall, settings)
+
+
+def _cheapest_lists(
+    points: np.ndarray, queries: np.ndarray, seed: int, recall_target: float, search: str
+) -> tuple[_Lists, int, float]:
+    """Lists, nprobe and recall@1 that cost least; with `auto` one list if several save nothing."""
+    best, least = (_one_list(points), 1, 1.0), len(points) if search == "auto" else np.inf
+    root = len(points) ** 0.5
+    for count in [root] + [factor * root for factor in (2, 4, 8) if factor * root <= _MOST_LISTS]:
+        lists = _lists(points, round(count), seed)
+        wanted = _nearest_other(queries, lists.points)[:, None]
+        nprobe, recall, compared = _smallest_nprobe(lists, queries, wanted, recall_target)
+        cost = len(lists.centroids) + _SCATTERED * compared
+        if cost < least:
+            best, least = (lists, nprobe, recall), cost
+    return best
+
+
+def _nearest_other(queries: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """The nearest point that is not the query itself -> (q,).
+
+    A point's own list is always the first that is probed: where rows of the data are inducing points, they
+    would make any search look good.
+    """
+    near = nearest(queries, points, min(2, len(points)))
+    offsets = points[near[:, 0]].astype(np.float64) - queries
+    same = np.linalg.norm(offsets, axis=1) <= _SAME * np.linalg.norm(queries.astype(np.float64), axis=1)
+    return np.where(same, near[:, -1], near[:, 0])
+
+
 # Graph: hnsw
 
 
@@ -224,10 +317,10 @@ def _build_hnsw(points: np.ndarray, k: int, queries: np.ndarray, seed: int, reca
     graph.add(points)
     levels = faiss.vector_to_array(graph.hnsw.levels).astype(np.int32)
     links = faiss.vector_to_array(graph.hnsw.neighbors).astype(np.int32)
-    if len(links) != _slots(levels, HNSW_DEGREE)[-1]:
+    if len(links) != slots(levels, HNSW_DEGREE)[-1]:
         raise RuntimeError("this release of FAISS lays out HNSW links in a way that is not known here")
 
-    exact = _nearest(queries, points, k)
+    exact = nearest(queries, points, k)
 
     def recall(ef: int) -> float:
         graph.hnsw.efSearch = ef
@@ -259,67 +352,6 @@ def _smallest_effort(recall: Callable[[int], float], low: int, limit: int, targe
     return high
 
 
-def _slots(levels: np.ndarray, degree: int) -> np.ndarray:
+def slots(levels: np.ndarray, degree: int) -> np.ndarray:
     """Where each point's links begin, and their total: 2·degree on level 0, degree on each above: (M+1,)."""
     return np.concatenate([[0], np.cumsum(degree * (levels.astype(np.int64) + 1))])
-
-
-# Back to FAISS, and the error of s
-
-
-def to_faiss(index: Index) -> faiss.Index:
-    """The index as a FAISS object, rebuilt from its tensors; searches return rows of `index.points`."""
-    tensors, (m, d) = index.tensors, index.points.shape
-    if index.kind == "flat":
-        flat = faiss.IndexFlatL2(d)
-        flat.add(index.points)
-        return flat
-    if index.kind == "hnsw":
-        return _to_faiss_hnsw(tensors, d)
-    quantiser = faiss.IndexFlatL2(d)
-    quantiser.add(tensors["centroids"])
-    count, offsets = len(tensors["centroids"]), tensors["list_offsets"]
-    if index.kind == "ivf":
-        lists, content = faiss.IndexIVFFlat(quantiser, d, count), tensors["points"]
-    else:
-        lists, content = faiss.IndexIVFPQ(quantiser, d, count, tensors["codes"].shape[1], 8), tensors["codes"]
-        faiss.copy_array_to_vector(tensors["codebooks"].ravel(), lists.pq.centroids)
-    rows = np.arange(m, dtype=np.int64)
-    content = np.ascontiguousarray(content).view(np.uint8).reshape(m, -1)  # (M, bytes per point)
-    for i, (start, end) in enumerate(zip(offsets[:-1], offsets[1:])):
-        if end > start:
-            lists.invlists.add_entries(
-                i, int(end - start), faiss.swig_ptr(rows[start:end]), faiss.swig_ptr(content[start:end])
-            )
-    lists.ntotal, lists.is_trained, lists.nprobe = m, True, int(tensors["nprobe"][0])
-    return lists
-
-
-def _to_faiss_hnsw(tensors: dict[str, np.ndarray], d: int) -> faiss.Index:
-    degree = int(tensors["degree"][0])
-    graph = faiss.IndexHNSWFlat(d, degree)
-    graph.storage.add(tensors["points"])
-    graph.ntotal = len(tensors["points"])
-    faiss.copy_array_to_vector(tensors["levels"], graph.hnsw.levels)
-    faiss.copy_array_to_vector(_slots(tensors["levels"], degree).astype(np.uint64), graph.hnsw.offsets)
-    faiss.copy_array_to_vector(tensors["links"], graph.hnsw.neighbors)
-    graph.hnsw.entry_point = int(tensors["entry_point"][0])
-    graph.hnsw.max_level = int(tensors["levels"].max()) - 1
-    graph.hnsw.efSearch = int(tensors["ef"][0])
-    return graph
-
-
-def share_error(index: Index, held_out: np.ndarray, length_scale: float, jitter: float, k: int) -> ShareError:
-    """The error of s on held-out rows (q, d): the index's neighbours against the exact ones."""
-    held_out = np.ascontiguousarray(held_out, np.float32)
-    queries = held_out[:: max(1, -(-len(held_out) // _MEASURED))]
-    if index.kind == "flat" or not len(queries):
-        return ShareError(0.0, 0.0)
-    with _one_thread():
-        found = to_faiss(index).search(queries, k)[1]
-        exact = _nearest(queries, index.points, k)
-    difference = np.abs(
-        reference.unexplained_share(queries, index.points, found, length_scale, jitter)
-        - reference.unexplained_share(queries, index.points, exact, length_scale, jitter)
-    )
-    return ShareError(float(difference.max()), float(difference.mean()))

@@ -131,9 +131,10 @@ def evaluate(
     """What the operator answers to queries (…, d): s (…, 1) float64 and neighbours (…, k) int64.
 
     `tensors` are the operator's constants by their contract names. ivf and ivfpq search exactly the
-    probed lists. hnsw searches all points: its graph only speeds the search up and may miss a
-    neighbour now and then, so compare a kernel's s by `unexplained_share` on the kernel's neighbours.
-    A query with a NaN or an infinity has no neighbours: all -1.
+    probed lists; local finds the nearest point there and takes over its neighbourhood. hnsw searches all
+    points: its graph only speeds the search up and may miss a neighbour now and then, so compare a
+    kernel's s by `unexplained_share` on the kernel's neighbours. A query with a NaN or an infinity has no
+    neighbours: all -1.
     """
     queries = np.asarray(queries)
     rows = queries.reshape(-1, queries.shape[-1])  # (n, d)
@@ -144,6 +145,9 @@ def evaluate(
         points = tensors["points"]
     if index in ("ivf", "ivfpq"):
         ids = _nearest_in_lists(rows, points, k, tensors)
+    elif index == "local":
+        first = _nearest_in_lists(rows, points, 1, tensors)  # (n, 1)
+        ids = np.where(first < 0, -1, tensors["neighbourhoods"][first[:, 0], :k].astype(np.int64))
     elif index in ("flat", "hnsw"):
         ids = nearest(rows, points, k)
     else:

@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "gapa/ort_abi.h"
-#include "gapa_activation/kernel.h"
 #include "gapa_activation/schema.h"
+#include "gapa_split/schema.h"
+#include "operator.h"
 #include "status.h"
 
 namespace gapa {
@@ -28,11 +29,13 @@ struct RegisteredOp : ort::CustomOp {
       return of(op).schema->inputs[i].type;
     };
     GetInputTypeCount = [](const CustomOp* op) { return of(op).schema->inputs.size(); };
-    GetOutputType = [](const CustomOp*, size_t i) -> int { return kOutputTypes[i]; };
-    GetOutputTypeCount = [](const CustomOp*) -> size_t { return kOutputCount; };
+    GetOutputType = [](const CustomOp* op, size_t i) -> int {
+      return of(op).schema->outputs[i].type;
+    };
+    GetOutputTypeCount = [](const CustomOp* op) { return of(op).schema->outputs.size(); };
     GetInputCharacteristic = [](const CustomOp*, size_t) -> int { return ort::kRequired; };
     GetOutputCharacteristic = [](const CustomOp*, size_t i) -> int {
-      return i == kS ? ort::kRequired : ort::kOptional;
+      return i == 0 ? ort::kRequired : ort::kOptional;
     };
     GetInputMemoryType = [](const CustomOp*, size_t) -> int { return ort::kDefaultMemory; };
     GetVariadicInputMinArity = [](const CustomOp*) { return 1; };
@@ -43,7 +46,8 @@ struct RegisteredOp : ort::CustomOp {
     KernelComputeV2 = compute;
     KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
     InferOutputShapeFn = [](const CustomOp* op, ort::ShapeInferContext* context) {
-      return guarded(of(op).api, of(op).schema->name, [&] { infer_shapes(of(op).api, context); });
+      const OpSchema& schema = *of(op).schema;
+      return guarded(of(op).api, schema.name, [&] { schema.infer_shapes(of(op).api, context); });
     };
     GetStartVersion = [](const CustomOp*) { return kDomainVersion; };
     GetEndVersion = [](const CustomOp*) { return kDomainVersion; };
@@ -57,7 +61,7 @@ struct RegisteredOp : ort::CustomOp {
   static ort::Status* create(const CustomOp* op, const ort::Api* api, const ort::KernelInfo* info,
                              void** kernel) {
     const OpSchema& schema = *of(op).schema;
-    return guarded(api, schema.name, [&] { *kernel = new Kernel(api, info, schema); });
+    return guarded(api, schema.name, [&] { *kernel = schema.create(api, info, schema).release(); });
   }
 
   static ort::Status* compute(void* kernel, ort::KernelContext* context) {
@@ -65,6 +69,16 @@ struct RegisteredOp : ort::CustomOp {
     return guarded(self.api(), self.name(), [&] { self.compute(context); });
   }
 };
+
+/// All operators, in the order in which they are registered.
+const std::vector<OpSchema>& schemas() {
+  static const auto& all = *new const std::vector<OpSchema>([] {
+    std::vector<OpSchema> found = activation_schemas();
+    found.push_back(split_schema());
+    return found;
+  }());
+  return all;
+}
 
 /// Sessions refer to the domain and its operators for as long as they live, so these are never
 /// released. A process may hold several copies of onnxruntime: one domain for each.

@@ -12,6 +12,7 @@
 #include <faiss/utils/Heap.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "gapa_activation/ranking.h"
 #include "gapa_activation/scan.h"
@@ -29,9 +30,8 @@ constexpr int64_t kTieMargin = 8;
 
 class FlatIndex : public Index {
  public:
-  FlatIndex(const Parameters& parameters, const FlatParts& parts)
-      : points_(parts.points.data),
-        packed_(parts.points.data, parameters.count, parameters.dim) {}
+  FlatIndex(const Parameters& parameters, const Tensor<float>& points)
+      : points_(points.data), packed_(points.data, parameters.count, parameters.dim) {}
 
   /// Beyond the caches a block should be large, as each one reads all points. Where there are too
   /// few queries for that, threads share the points instead.
@@ -72,16 +72,43 @@ class Coarse {
   /// Per query the lists of the nearest centroids, by exact distance, nearest first.
   std::vector<std::vector<Neighbour>> probe(const Queries& queries) const {
     std::vector<std::vector<Neighbour>> lists(queries.size());
-    std::vector<int64_t> rows;
-    Scan scan(packed_, queries, nprobe_);
-    scan.over(0, packed_.count());
-    for (size_t i = 0; i < queries.size(); ++i) {
-      scan.finish(i, &rows);
+    each_probe(queries, [&](size_t i, const std::vector<int64_t>& rows) {
       for (const int64_t list : rows) lists[i].push_back({0, list, centroid(list)});
       const std::vector<double> query(queries[i], queries[i] + packed_.dim());
       keep_nearest(query.data(), packed_.dim(), nprobe_, &lists[i]);
-    }
+    });
     return lists;
+  }
+
+  /// The queries of each list, list by list: list l has numbers[starts[l]] … up to starts[l + 1].
+  struct Groups {
+    std::vector<int32_t> numbers;  ///< (n · nprobe)
+    std::vector<int64_t> starts;   ///< (L + 1)
+  };
+  Groups group(const Queries& queries) const {
+    const int64_t count = queries.size();
+    std::vector<int32_t> lists(count * nprobe_);
+    Groups groups{std::vector<int32_t>(lists.size()), std::vector<int64_t>(packed_.count() + 1)};
+    each_probe(queries, [&](size_t i, const std::vector<int64_t>& rows) {
+      if (static_cast<int64_t>(rows.size()) == nprobe_) {
+        std::copy(rows.begin(), rows.end(), lists.begin() + i * nprobe_);
+        return;
+      }
+      std::vector<Neighbour> nearest;  // too near to call in float32
+      for (const int64_t list : rows) nearest.push_back({0, list, centroid(list)});
+      const std::vector<double> query(queries[i], queries[i] + packed_.dim());
+      keep_nearest(query.data(), packed_.dim(), nprobe_, &nearest);
+      for (int64_t p = 0; p < nprobe_; ++p) {
+        lists[i * nprobe_ + p] = static_cast<int32_t>(nearest[p].row);
+      }
+    });
+    for (const int32_t list : lists) ++groups.starts[list + 1];
+    std::partial_sum(groups.starts.begin(), groups.starts.end(), groups.starts.begin());
+    std::vector<int64_t> next(groups.starts.begin(), groups.starts.end() - 1);
+    for (size_t i = 0; i < lists.size(); ++i) {
+      groups.numbers[next[lists[i]]++] = static_cast<int32_t>(i / nprobe_);
+    }
+    return groups;
   }
 
   const float* centroid(int64_t list) const { return centroids_ + list * packed_.dim(); }
@@ -95,6 +122,18 @@ class Coarse {
   }
 
  private:
+  /// found(i, lists among which the nearest of query i are)
+  template <typename Found>
+  void each_probe(const Queries& queries, const Found& found) const {
+    std::vector<int64_t> rows;
+    Scan scan(packed_, queries, nprobe_);
+    scan.over(0, packed_.count());
+    for (size_t i = 0; i < queries.size(); ++i) {
+      scan.finish(i, &rows);
+      found(i, rows);
+    }
+  }
+
   const float* centroids_;  ///< (L, d)
   PackedPoints packed_;
   std::vector<int64_t> offsets_;  ///< (L + 1)
@@ -103,25 +142,32 @@ class Coarse {
 
 class IvfIndex : public Index {
  public:
-  IvfIndex(const Parameters& parameters, const IvfParts& parts)
-      : coarse_(parameters, parts.lists),
-        points_(parts.points.data),
-        packed_(parts.points.data, parameters.count, parameters.dim) {}
+  IvfIndex(const Parameters& parameters, const Tensor<float>& points, const Lists& lists)
+      : coarse_(parameters, lists),
+        points_(points.data),
+        packed_(points.data, parameters.count, parameters.dim) {}
+
+  /// Queries that look into the same list are compared with it together.
+  Split split(int64_t queries) const override {
+    return {std::clamp<int64_t>(queries / 4, 1, kMostQueries), 1};
+  }
 
   void search(const Queries& queries, int64_t k, int64_t, int64_t, Rows* rows) const override {
-    const auto lists = coarse_.probe(queries);
-    for (size_t i = 0; i < queries.size(); ++i) {
-      Scan scan(packed_, {queries[i]}, k);
-      for (const Neighbour& list : lists[i]) {
-        scan.over(coarse_.begin(list.row), coarse_.end(list.row));
-      }
-      scan.finish(0, &(*rows)[i]);
+    const Coarse::Groups groups = coarse_.group(queries);
+    Scan scan(packed_, queries, k);
+    for (size_t list = 0; list + 1 < groups.starts.size(); ++list) {
+      const int64_t first = groups.starts[list];
+      scan.over(coarse_.begin(list), coarse_.end(list), groups.numbers.data() + first,
+                groups.starts[list + 1] - first);
     }
+    for (size_t i = 0; i < queries.size(); ++i) scan.finish(i, &(*rows)[i]);
   }
 
   const float* point(int64_t row, float*) const override { return points_ + row * packed_.dim(); }
 
  private:
+  static constexpr int64_t kMostQueries = 64;
+
   Coarse coarse_;
   const float* points_;  ///< (M, d)
   PackedPoints packed_;
@@ -283,16 +329,22 @@ std::unique_ptr<Index> make_index(const Parameters& parameters) {
   struct Maker {
     const Parameters& parameters;
     std::unique_ptr<Index> operator()(const FlatParts& parts) const {
-      return std::make_unique<FlatIndex>(parameters, parts);
+      return std::make_unique<FlatIndex>(parameters, parts.points);
     }
     std::unique_ptr<Index> operator()(const IvfParts& parts) const {
-      return std::make_unique<IvfIndex>(parameters, parts);
+      return std::make_unique<IvfIndex>(parameters, parts.points, parts.lists);
     }
     std::unique_ptr<Index> operator()(const IvfpqParts& parts) const {
       return std::make_unique<IvfpqIndex>(parameters, parts);
     }
     std::unique_ptr<Index> operator()(const HnswParts& parts) const {
       return std::make_unique<HnswIndex>(parameters, parts);
+    }
+    std::unique_ptr<Index> operator()(const LocalParts& parts) const {
+      if (parts.lists.nprobe == parts.lists.centroids.shape[0]) {
+        return std::make_unique<FlatIndex>(parameters, parts.points);
+      }
+      return std::make_unique<IvfIndex>(parameters, parts.points, parts.lists);
     }
   };
   return std::visit(Maker{parameters}, parameters.index);

@@ -1,95 +1,46 @@
 #include "gapa_activation/kernel.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <limits>
-#include <mutex>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "gapa_activation/ranking.h"
+#include "gapa_activation/schema.h"
 #include "gapa_activation/solve.h"
-#include "status.h"
+#include "tensors.h"
 
 namespace gapa {
 namespace {
 
-template <typename T>
-T* data_of(const ort::Api* api, const ort::Value* value) {
-  void* data = nullptr;
-  check(api, ort::GetTensorMutableData(api, const_cast<ort::Value*>(value), &data));
-  return static_cast<T*>(data);
-}
-
-std::vector<int64_t> shape_of(const ort::Api* api, const ort::Value* value) {
-  ort::TensorInfo* raw = nullptr;
-  check(api, ort::GetTensorTypeAndShape(api, value, &raw));
-  const auto release = [api](ort::TensorInfo* p) { ort::ReleaseTensorTypeAndShapeInfo(api, p); };
-  const std::unique_ptr<ort::TensorInfo, decltype(release)> held(raw, release);
-  size_t rank = 0;
-  check(api, ort::GetDimensionsCount(api, raw, &rank));
-  std::vector<int64_t> shape(rank);
-  check(api, ort::GetDimensions(api, raw, shape.data(), rank));
-  return shape;
-}
-
-/// nullptr for an output that the graph does not use.
-template <typename T>
-T* output(const ort::Api* api, ort::KernelContext* context, Output which,
-          const std::vector<int64_t>& shape) {
-  size_t count = 0;
-  check(api, ort::KernelContext_GetOutputCount(api, context, &count));
-  if (which >= count) return nullptr;
-  ort::Value* value = nullptr;
-  check(api, ort::KernelContext_GetOutput(api, context, which, shape.data(), shape.size(), &value));
-  return value == nullptr ? nullptr : data_of<T>(api, value);
-}
-
-/// Runs task(i) for every i < count on the session's threads; rethrows the first exception here.
-template <typename Task>
-void parallel_for(const ort::Api* api, ort::KernelContext* context, size_t count,
-                  const Task& task) {
-  struct Job {
-    const Task& task;
-    std::mutex mutex;
-    std::exception_ptr error;
-  } job{task, {}, nullptr};
-  const auto run = [](void* data, size_t i) {
-    Job& job = *static_cast<Job*>(data);
-    try {
-      job.task(i);
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(job.mutex);
-      if (!job.error) job.error = std::current_exception();
-    }
-  };
-  if (count == 1) {
-    run(&job, 0);
-  } else {
-    check(api, ort::KernelContext_ParallelFor(api, context, run, count, 0, &job));
-  }
-  if (job.error) std::rethrow_exception(job.error);
-}
+// Queries with little to do for each: the more at a time, the more of them share what is read.
+constexpr int64_t kLeastLocalBlock = 16, kMostLocalBlock = 128;
 
 }  // namespace
 
-Kernel::Kernel(const ort::Api* api, const ort::KernelInfo* info, const OpSchema& schema)
-    : Kernel(api, schema, read_parameters(api, info, schema)) {}
+ActivationKernel::ActivationKernel(const ort::Api* api, const ort::KernelInfo* info,
+                                   const OpSchema& schema, IndexKind kind)
+    : ActivationKernel(api, schema, read_parameters(api, info, schema, kind)) {}
 
-Kernel::Kernel(const ort::Api* api, const OpSchema& schema, const Parameters& parameters)
-    : api_(api),
-      schema_(schema),
+ActivationKernel::ActivationKernel(const ort::Api* api, const OpSchema& schema,
+                                   const Parameters& parameters)
+    : Kernel(api, schema.name),
       k_(parameters.k),
       dim_(parameters.dim),
       length_scale_(parameters.length_scale),
       jitter_(parameters.jitter),
-      index_(make_index(parameters)) {}
+      index_(make_index(parameters)) {
+  if (const auto* parts = std::get_if<LocalParts>(&parameters.index)) {
+    local_ = std::make_unique<LocalFactors>(parameters, *parts);
+  }
+}
 
-void Kernel::compute(ort::KernelContext* context) const {
-  const ort::Value* query = nullptr;
-  check(api_, ort::KernelContext_GetInput(api_, context, kQuery, &query));
-  if (query == nullptr) throw ModelError(std::string(name()) + ": input 'query' is missing.");
-  std::vector<int64_t> shape = shape_of(api_, query);
+void ActivationKernel::compute(ort::KernelContext* context) const {
+  const Input<float> query = input<float>(api_, context, kQuery, name(), "query");
+  std::vector<int64_t> shape = query.shape;
   if (shape.empty() || shape.back() != dim_) {
     throw ModelError(std::string(name()) + ": input 'query' must have a last axis of " +
                      std::to_string(dim_) + " like the inducing points, but has " +
@@ -97,7 +48,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   }
   int64_t count = 1;
   for (size_t axis = 0; axis + 1 < shape.size(); ++axis) count *= shape[axis];
-  const float* queries = data_of<const float>(api_, query);
+  const float* queries = query.data;
   shape.back() = 1;
   float* s = output<float>(api_, context, kS, shape);
   shape.back() = k_;
@@ -110,22 +61,30 @@ void Kernel::compute(ort::KernelContext* context) const {
       const Batch batch = finite_ones(queries, first, std::min(count, first + block));
       std::vector<Rows> candidates(batch.queries.size());
       search(batch, &candidates);
-      answer(batch, candidates, s, neighbours);
+      if (local_) {
+        answer_locally(batch, candidates, s, neighbours);
+      } else {
+        answer(batch, candidates, s, neighbours);
+      }
     });
   };
   if (s) std::fill_n(s, count, std::numeric_limits<float>::quiet_NaN());
   if (neighbours) std::fill_n(neighbours, count * k_, -1);
-  const Split split = index_->split(count);
+  const int64_t searched = local_ ? 1 : k_;
+  Split split = index_->split(count);
+  if (local_ && split.parts == 1) {
+    split.block = std::clamp(count / 4, kLeastLocalBlock, kMostLocalBlock);
+  }
   if (split.parts == 1) {
     answer_all(split.block, [&](const Batch& batch, std::vector<Rows>* candidates) {
-      index_->search(batch.queries, k_, 0, 1, candidates);
+      index_->search(batch.queries, searched, 0, 1, candidates);
     });
     return;
   }
   const Batch whole = finite_ones(queries, 0, count);
   std::vector<std::vector<Rows>> found(split.parts, std::vector<Rows>(whole.queries.size()));
   parallel_for(api_, context, split.parts, [&](size_t part) {
-    index_->search(whole.queries, k_, part, split.parts, &found[part]);
+    index_->search(whole.queries, searched, part, split.parts, &found[part]);
   });
   answer_all(1, [&](const Batch& batch, std::vector<Rows>* candidates) {
     for (size_t i = 0; i < batch.queries.size(); ++i) {
@@ -138,19 +97,22 @@ void Kernel::compute(ort::KernelContext* context) const {
   });
 }
 
-Kernel::Batch Kernel::finite_ones(const float* queries, int64_t begin, int64_t end) const {
+ActivationKernel::Batch ActivationKernel::finite_ones(const float* queries, int64_t begin,
+                                                      int64_t end) const {
   Batch batch;
   for (int64_t q = begin; q < end; ++q) {
     const float* query = queries + q * dim_;
-    if (!std::all_of(query, query + dim_, [](float x) { return std::isfinite(x); })) continue;
+    int finite = 1;  // all are looked at: a loop with an exit takes one number at a time
+    for (int64_t axis = 0; axis < dim_; ++axis) finite &= std::fabs(query[axis]) <= FLT_MAX;
+    if (!finite) continue;
     batch.queries.push_back(query);
     batch.position.push_back(q);
   }
   return batch;
 }
 
-void Kernel::answer(const Batch& batch, const std::vector<Rows>& candidates, float* s,
-                    int64_t* neighbours) const {
+void ActivationKernel::answer(const Batch& batch, const std::vector<Rows>& candidates, float* s,
+                              int64_t* neighbours) const {
   if (batch.queries.empty()) return;
   Solver solver(dim_, k_, length_scale_, jitter_);
   std::vector<Neighbour> nearest;
@@ -175,35 +137,41 @@ void Kernel::answer(const Batch& batch, const std::vector<Rows>& candidates, flo
   }
 }
 
-void infer_shapes(const ort::Api* api, ort::ShapeInferContext* context) {
-  ort::TensorInfo* query = nullptr;
-  check(api, ort::ShapeInferContext_GetInputTypeShape(api, context, kQuery, &query));
-  if (query == nullptr) return;
-  size_t rank = 0;
-  check(api, ort::GetDimensionsCount(api, query, &rank));
-  if (rank == 0) return;  // also what an unknown rank looks like
-  std::vector<int64_t> dims(rank);
-  std::vector<const char*> names(rank, "");
-  check(api, ort::GetDimensions(api, query, dims.data(), rank));
-  check(api, ort::GetSymbolicDimensions(api, query, names.data(), rank));
-  for (size_t axis = 0; axis + 1 < rank; ++axis) {
-    const bool named = names[axis] != nullptr && *names[axis] != '\0';
-    if (!named) names[axis] = "";
-    // Passed on, an unknown dimension without a name would become a literal -1.
-    if (!named && dims[axis] < 0) return;
+void ActivationKernel::answer_locally(const Batch& batch, const std::vector<Rows>& candidates,
+                                      float* s, int64_t* neighbours) const {
+  const size_t count = batch.queries.size();
+  std::vector<int64_t> nearest(count, -1);
+  std::vector<Neighbour> ranked;
+  for (size_t i = 0; i < count; ++i) {
+    if (candidates[i].size() == 1) {
+      nearest[i] = candidates[i][0];  // the search was sure
+    } else if (candidates[i].size() > 1) {
+      ranked.clear();
+      for (const int64_t row : candidates[i]) ranked.push_back({0, row, index_->point(row, nullptr)});
+      const std::vector<double> query(batch.queries[i], batch.queries[i] + dim_);
+      keep_nearest(query.data(), dim_, 1, &ranked);
+      nearest[i] = ranked[0].row;
+    }
   }
-  dims.back() = 1;
-  names.back() = "";
-
-  // Only s: the last axis of the neighbours is the value of k, which is not known here.
-  ort::TensorInfo* raw = nullptr;
-  check(api, ort::CreateTensorTypeAndShapeInfo(api, &raw));
-  const auto release = [api](ort::TensorInfo* p) { ort::ReleaseTensorTypeAndShapeInfo(api, p); };
-  const std::unique_ptr<ort::TensorInfo, decltype(release)> held(raw, release);
-  check(api, ort::SetTensorElementType(api, raw, kOutputTypes[kS]));
-  check(api, ort::SetDimensions(api, raw, dims.data(), rank));
-  check(api, ort::SetSymbolicDimensions(api, raw, names.data(), rank));
-  check(api, ort::ShapeInferContext_SetOutputTypeShape(api, context, kS, raw));
+  // In the order of their points, which share neighbours: what one query reads the next finds near.
+  std::vector<int32_t> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(),
+            [&](int32_t a, int32_t b) { return nearest[a] < nearest[b]; });
+  LocalFactors::Workspace workspace;
+  for (size_t turn = 0; turn < count; ++turn) {
+    if (turn + 1 < count) local_->fetch(nearest[order[turn + 1]]);
+    const int32_t i = order[turn];
+    const int64_t position = batch.position[i], j = nearest[i];
+    if (j < 0) {  // no list within reach holds a point
+      if (s) s[position] = 1;
+      continue;
+    }
+    if (neighbours) std::copy_n(local_->neighbours(j), k_, neighbours + position * k_);
+    if (s) {
+      s[position] = static_cast<float>(local_->unexplained(batch.queries[i], j, &workspace));
+    }
+  }
 }
 
 }  // namespace gapa

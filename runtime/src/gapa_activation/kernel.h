@@ -7,27 +7,26 @@
 
 #include "gapa/ort_abi.h"
 #include "gapa_activation/index.h"
+#include "gapa_activation/local.h"
 #include "gapa_activation/parameters.h"
-#include "gapa_activation/schema.h"
+#include "operator.h"
 
 namespace gapa {
 
-/// One class for all four operators; they differ in their index only.
+/// One class for all kinds; they differ in their index only.
 ///
 /// The answer to a query depends on that query and the index alone, bit for bit: not on the batch,
 /// the position in it, the number of threads or the optimisation level.
-class Kernel {
+class ActivationKernel : public Kernel {
  public:
   /// Throws ModelError if a constant input is missing or corrupt.
-  Kernel(const ort::Api* api, const ort::KernelInfo* info, const OpSchema& schema);
+  ActivationKernel(const ort::Api* api, const ort::KernelInfo* info, const OpSchema& schema,
+                   IndexKind kind);
 
-  void compute(ort::KernelContext* context) const;
-
-  const ort::Api* api() const { return api_; }
-  const char* name() const { return schema_.name; }
+  void compute(ort::KernelContext* context) const override;
 
  private:
-  Kernel(const ort::Api* api, const OpSchema& schema, const Parameters& parameters);
+  ActivationKernel(const ort::Api* api, const OpSchema& schema, const Parameters& parameters);
 
   using Rows = std::vector<int64_t>;
 
@@ -42,14 +41,14 @@ class Kernel {
   void answer(const Batch& batch, const std::vector<Rows>& candidates, float* s,
               int64_t* neighbours) const;
 
-  const ort::Api* api_;
-  const OpSchema& schema_;
+  /// The same where the neighbours are those of the nearest candidate.
+  void answer_locally(const Batch& batch, const std::vector<Rows>& candidates, float* s,
+                      int64_t* neighbours) const;
+
   int64_t k_, dim_;
   double length_scale_, jitter_;
   std::unique_ptr<const Index> index_;
+  std::unique_ptr<const LocalFactors> local_;  ///< nullptr for the other kinds
 };
-
-/// Shape of s where the query's is known; called by onnxruntime while it loads a graph.
-void infer_shapes(const ort::Api* api, ort::ShapeInferContext* context);
 
 }  // namespace gapa

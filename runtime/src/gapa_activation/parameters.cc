@@ -1,11 +1,11 @@
 #include "gapa_activation/parameters.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <string>
 
-#include "status.h"
+#include "constants.h"
 
 namespace gapa {
 namespace {
@@ -14,115 +14,10 @@ namespace {
 constexpr int64_t kMaxPoints = std::numeric_limits<int32_t>::max();
 constexpr int64_t kCodesPerBook = 256;
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "(";
-  for (size_t i = 0; i < shape.size(); ++i) {
-    text += (i ? ", " : "") + std::to_string(shape[i]);
-  }
-  return text + (shape.size() == 1 ? ",)" : ")");
-}
-
-template <typename T>
-constexpr ort::ElementType element_type();
-template <>
-constexpr ort::ElementType element_type<float>() {
-  return ort::kFloat;
-}
-template <>
-constexpr ort::ElementType element_type<uint8_t>() {
-  return ort::kUint8;
-}
-template <>
-constexpr ort::ElementType element_type<int32_t>() {
-  return ort::kInt32;
-}
-template <>
-constexpr ort::ElementType element_type<int64_t>() {
-  return ort::kInt64;
-}
-
-/// Reads the constant inputs of one node by position and refuses by name.
-class Reader {
+/// Reads what the kinds of index are made of.
+class Reader : public ConstantReader {
  public:
-  Reader(const ort::Api* api, const ort::KernelInfo* info, const OpSchema& schema)
-      : api_(api), info_(info), schema_(schema) {}
-
-  [[noreturn]] void refuse(size_t input, const std::string& why) const {
-    throw ModelError(std::string(schema_.name) + ": input '" + schema_.inputs[input].name + "' " +
-                     why + ".");
-  }
-
-  template <typename T>
-  Tensor<T> tensor(size_t input) const {
-    int is_constant = 0;
-    const ort::Value* value = nullptr;
-    check(api_, ort::KernelInfoGetConstantInput_tensor(api_, info_, input, &is_constant, &value));
-    if (!is_constant || value == nullptr) {
-      refuse(input, "must be a constant (an initializer that is not also a graph input)");
-    }
-    ort::TensorInfo* raw = nullptr;
-    check(api_, ort::GetTensorTypeAndShape(api_, value, &raw));
-    const auto release = [this](ort::TensorInfo* p) {
-      ort::ReleaseTensorTypeAndShapeInfo(api_, p);
-    };
-    const std::unique_ptr<ort::TensorInfo, decltype(release)> held(raw, release);
-    int type = 0;
-    check(api_, ort::GetTensorElementType(api_, raw, &type));
-    if (type != element_type<T>()) refuse(input, "has the wrong element type");
-
-    Tensor<T> tensor;
-    size_t rank = 0;
-    check(api_, ort::GetDimensionsCount(api_, raw, &rank));
-    tensor.shape.resize(rank);
-    check(api_, ort::GetDimensions(api_, raw, tensor.shape.data(), rank));
-    tensor.size = 1;
-    for (const int64_t dim : tensor.shape) tensor.size *= dim;
-    void* data = nullptr;
-    check(api_, ort::GetTensorMutableData(api_, const_cast<ort::Value*>(value), &data));
-    tensor.data = static_cast<const T*>(data);
-    return tensor;
-  }
-
-  template <typename T>
-  T scalar(size_t input) const {
-    const Tensor<T> one = tensor<T>(input);
-    if (one.size != 1 || one.shape.size() > 1) {
-      refuse(input, "must hold one number, but has shape " + shape_text(one.shape));
-    }
-    return one.data[0];
-  }
-
-  int64_t integer(size_t input, int64_t low, int64_t high) const {
-    const int64_t value = scalar<int64_t>(input);
-    if (value < low || value > high) {
-      refuse(input, "must be between " + std::to_string(low) + " and " + std::to_string(high) +
-                        ", but is " + std::to_string(value));
-    }
-    return value;
-  }
-
-  double positive(size_t input) const {
-    const float value = scalar<float>(input);
-    if (!std::isfinite(value) || value <= 0) {
-      refuse(input, "must be a positive finite number, but is " + std::to_string(value));
-    }
-    return value;
-  }
-
-  /// A float tensor of the given rank without an empty axis, a NaN or an infinity.
-  Tensor<float> finite(size_t input, size_t rank) const {
-    Tensor<float> values = tensor<float>(input);
-    if (values.shape.size() != rank || values.size < 1) {
-      refuse(input, "must have rank " + std::to_string(rank) +
-                        " and no empty axis, but has shape " + shape_text(values.shape));
-    }
-    for (int64_t i = 0; i < values.size; ++i) {
-      if (!std::isfinite(values.data[i])) {
-        refuse(input, "holds a NaN or an infinity at element " + std::to_string(i));
-      }
-    }
-    return values;
-  }
+  using ConstantReader::ConstantReader;
 
   Tensor<float> points(size_t input) const {
     Tensor<float> points = finite(input, 2);
@@ -164,14 +59,25 @@ class Reader {
     return lists;
   }
 
+  Tensor<int32_t> neighbourhoods(size_t input, int64_t rows) const {
+    Tensor<int32_t> found = filled<int32_t>(input, 2);
+    if (found.shape[0] != rows) {
+      refuse(input, "must have one row per point, " + std::to_string(rows) + ", but has shape " +
+                        shape_text(found.shape));
+    }
+    for (int64_t i = 0; i < found.size; ++i) {
+      if (found.data[i] < 0 || found.data[i] >= rows) {
+        refuse(input, "must hold rows of 'points', but element " + std::to_string(i) + " is " +
+                          std::to_string(found.data[i]));
+      }
+    }
+    return found;
+  }
+
   IvfpqParts product_quantised() const {
     const size_t codes = kFirstOfIndex, codebooks = codes + 1, centroids = codes + 2;
     IvfpqParts parts;
-    parts.codes = tensor<uint8_t>(codes);
-    if (parts.codes.shape.size() != 2 || parts.codes.size < 1) {
-      refuse(codes,
-             "must have rank 2 and no empty axis, but has shape " + shape_text(parts.codes.shape));
-    }
+    parts.codes = filled<uint8_t>(codes, 2);
     if (parts.codes.shape[0] > kMaxPoints) refuse(codes, "has more than 2147483647 rows");
     parts.codebooks = finite(codebooks, 3);
     if (parts.codebooks.shape[0] != parts.codes.shape[1] ||
@@ -265,23 +171,20 @@ class Reader {
       }
     }
   }
-
-  const ort::Api* api_;
-  const ort::KernelInfo* info_;
-  const OpSchema& schema_;
 };
 
 }  // namespace
 
 Parameters read_parameters(const ort::Api* api, const ort::KernelInfo* info,
-                           const OpSchema& schema) {
+                           const OpSchema& schema, IndexKind kind) {
   const Reader reader(api, info, schema);
   Parameters parameters;
+  int64_t most_neighbours = 0;
   const auto shaped_like = [&](const Tensor<float>& points) {
-    parameters.count = points.shape[0];
+    most_neighbours = parameters.count = points.shape[0];
     parameters.dim = points.shape[1];
   };
-  switch (schema.kind) {
+  switch (kind) {
     case IndexKind::kFlat: {
       FlatParts parts{reader.points(kFirstOfIndex)};
       shaped_like(parts.points);
@@ -298,7 +201,7 @@ Parameters read_parameters(const ort::Api* api, const ort::KernelInfo* info,
     }
     case IndexKind::kIvfpq: {
       IvfpqParts parts = reader.product_quantised();
-      parameters.count = parts.codes.shape[0];
+      most_neighbours = parameters.count = parts.codes.shape[0];
       parameters.dim = parts.lists.centroids.shape[1];
       parameters.index = std::move(parts);
       break;
@@ -309,8 +212,18 @@ Parameters read_parameters(const ort::Api* api, const ort::KernelInfo* info,
       parameters.index = std::move(parts);
       break;
     }
+    case IndexKind::kLocal: {
+      LocalParts parts;
+      parts.points = reader.points(kFirstOfIndex);
+      shaped_like(parts.points);
+      parts.neighbourhoods = reader.neighbourhoods(kFirstOfIndex + 1, parameters.count);
+      most_neighbours = parts.neighbourhoods.shape[1];
+      parts.lists = reader.lists(kFirstOfIndex + 2, parameters.count, parameters.dim);
+      parameters.index = std::move(parts);
+      break;
+    }
   }
-  parameters.k = reader.integer(kK, 1, parameters.count);
+  parameters.k = reader.integer(kK, 1, most_neighbours);
   parameters.length_scale = reader.positive(kLengthScale);
   parameters.jitter = reader.positive(kJitter);
   return parameters;

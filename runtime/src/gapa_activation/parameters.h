@@ -8,18 +8,15 @@
 #include <variant>
 #include <vector>
 
+#include "constants.h"
 #include "gapa/ort_abi.h"
-#include "gapa_activation/schema.h"
 
 namespace gapa {
 
-/// A constant tensor, row-major. The data belong to onnxruntime and outlive the kernel.
-template <typename T>
-struct Tensor {
-  const T* data = nullptr;
-  std::vector<int64_t> shape;
-  int64_t size = 0;
-};
+enum class IndexKind { kFlat, kIvf, kIvfpq, kHnsw, kLocal };
+
+/// The inputs that every kind starts with; the others follow, in the order of the parts below.
+enum CommonInput : size_t { kQuery, kK, kLengthScale, kJitter, kFirstOfIndex };
 
 struct FlatParts {
   Tensor<float> points;  ///< (M, d)
@@ -52,17 +49,23 @@ struct HnswParts {
   int64_t ef = 0;
 };
 
+struct LocalParts {
+  Tensor<float> points;             ///< (M, d)
+  Tensor<int32_t> neighbourhoods;   ///< (M, N)
+  Lists lists;
+};
+
 struct Parameters {
   int64_t k = 0;
   double length_scale = 0;
   double jitter = 0;
   int64_t dim = 0;    ///< d
   int64_t count = 0;  ///< M
-  std::variant<FlatParts, IvfParts, IvfpqParts, HnswParts> index;
+  std::variant<FlatParts, IvfParts, IvfpqParts, HnswParts, LocalParts> index;
 };
 
 /// Throws ModelError with a sentence that names the operator and the input.
 Parameters read_parameters(const ort::Api* api, const ort::KernelInfo* info,
-                           const OpSchema& schema);
+                           const OpSchema& schema, IndexKind kind);
 
 }  // namespace gapa

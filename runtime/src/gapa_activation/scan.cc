@@ -60,65 +60,70 @@ PackedPoints::PackedPoints(const float* points, int64_t count, int64_t dim)
 }
 
 Scan::Scan(const PackedPoints& points, const std::vector<const float*>& queries, int64_t k)
-    : points_(points), k_(std::min(k, points.count())) {
-  const simd::Kernels& kernels = simd::kernels();
+    : points_(points),
+      k_(std::min(k, points.count())),
+      tile_points_(simd::kernels().lanes * simd::kernels().panels),
+      first_room_(kRoomPerNeighbour * k_ + 4 * tile_points_),
+      all_(queries.size()),
+      centred_(queries.size() * points.dim_),
+      scores_(queries.size() * first_room_),
+      rows_(queries.size() * first_room_),
+      query_norms_(queries.size()),
+      candidates_(queries.size()),
+      lists_(queries.size()) {
   const int64_t n = queries.size(), dim = points.dim_;
-  tile_points_ = kernels.lanes * kernels.panels;
-  packed_.resize(n * dim);
-  query_norms_.resize(n);
-  candidates_.resize(n);
-  lists_.resize(n);
-
-  // Tiles of full width, then of the powers of two that make up the rest.
-  int64_t first = 0;
-  for (int64_t width = kernels.queries; width > 0; width /= 2) {
-    for (; n - first >= width; first += width) {
-      tiles_.push_back({first, width, first * dim});
-      for (int64_t q = 0; q < width; ++q) {
-        pack(queries[first + q], width, packed_.data() + first * dim + q, first + q);
-      }
+  for (int64_t i = 0; i < n; ++i) {
+    all_[i] = static_cast<int32_t>(i);
+    float* const row = centred_.data() + i * dim;
+    const double norm =
+        std::sqrt(simd::kernels().centred(queries[i], points.centre_.data(), dim, row));
+    query_norms_[i] = static_cast<float>(norm * (1 + 1e-6));
+    candidates_[i].room = first_room_;
+    candidates_[i].bound = kInfinity;
+    candidates_[i].unbounded = !points.bounded_ || !(norm < kLargestNorm);
+    if (candidates_[i].unbounded) {
+      query_norms_[i] = 0;
+      std::fill_n(row, dim, 0.0f);
     }
-  }
-  for (int64_t i = 0; i < n; ++i) grow(i, kRoomPerNeighbour * k_ + 2 * tile_points_);
-}
-
-void Scan::pack(const float* query, int64_t width, float* to, int64_t i) {
-  double squared = 0;
-  for (int64_t axis = 0; axis < points_.dim_; ++axis) {
-    const float x = query[axis] - points_.centre_[axis];
-    to[axis * width] = -x;
-    squared += static_cast<double>(x) * x;
-  }
-  const double norm = std::sqrt(squared);
-  query_norms_[i] = static_cast<float>(norm * (1 + 1e-6));
-  candidates_[i].bound = kInfinity;
-  candidates_[i].unbounded = !points_.bounded_ || !(norm < kLargestNorm);
-  if (candidates_[i].unbounded) {
-    query_norms_[i] = 0;
-    for (int64_t axis = 0; axis < points_.dim_; ++axis) to[axis * width] = 0;
+    lists_[i] = {scores_.data() + i * first_room_, rows_.data() + i * first_room_, 0, 0};
   }
 }
 
 void Scan::grow(int64_t query, int64_t room) {
   Candidates& candidates = candidates_[query];
-  candidates.scores.resize(room);
-  candidates.rows.resize(room);
-  lists_[query].scores = candidates.scores.data();
-  lists_[query].rows = candidates.rows.data();
+  simd::Shortlist& list = lists_[query];
+  std::vector<float> scores(room);
+  std::vector<int32_t> rows(room);
+  std::copy_n(list.scores, list.count, scores.begin());
+  std::copy_n(list.rows, list.count, rows.begin());
+  candidates.scores = std::move(scores);
+  candidates.rows = std::move(rows);
+  candidates.room = room;
+  list.scores = candidates.scores.data();
+  list.rows = candidates.rows.data();
+}
+
+simd::ErrorBound Scan::error_bound(int64_t query) const {
+  const float terms = static_cast<float>(points_.dim_ + 12);
+  // The second part covers numbers that underflow, also where the caller flushes them to 0.
+  return {1.2f * terms * 0x1p-24f, terms * FLT_MIN, query_norms_[query]};
 }
 
 float Scan::slack(int64_t query, float point_norm) const {
-  const float terms = static_cast<float>(points_.dim_ + 12);
-  const float query_norm = query_norms_[query];
-  const float relative = 1.2f * terms * 0x1p-24f;
-  // The second part covers numbers that underflow, also where the caller flushes them to 0.
-  return relative * point_norm * (0.5f * point_norm + query_norm) +
-         terms * FLT_MIN * (1 + point_norm + query_norm);
+  const simd::ErrorBound error = error_bound(query);
+  return error.a * point_norm * (0.5f * point_norm + error.q) +
+         error.b * (1 + point_norm + error.q);
 }
 
-void Scan::over(int64_t begin, int64_t end) {
+void Scan::over(int64_t begin, int64_t end, const int32_t* queries, int64_t count) {
   if (begin >= end) return;
   const simd::Kernels& kernels = simd::kernels();
+  tile_rows_.resize(count);
+  tile_lists_.resize(count);
+  for (int64_t i = 0; i < count; ++i) {
+    tile_rows_[i] = centred_.data() + queries[i] * points_.dim_;
+    tile_lists_[i] = &lists_[queries[i]];
+  }
   const int64_t lanes = kernels.lanes, last = (end - 1) / lanes;
   for (int64_t panel = begin / lanes; points_.bounded_ && panel <= last;) {
     const int64_t width = std::min<int64_t>(kernels.panels, last + 1 - panel);
@@ -131,22 +136,32 @@ void Scan::over(int64_t begin, int64_t end) {
                                  end};
     const auto norms = points_.largest_norms_.begin() + panel;
     const float norm = *std::max_element(norms, norms + width);
-    for (const Tile& tile : tiles_) {
-      for (int64_t i = tile.first; i < tile.first + tile.count; ++i) {
-        const int64_t free = candidates_[i].rows.size() - lists_[i].count;
-        if (free < 2 * tile_points_) prune(i, /*exactly=*/false);
-        const float limit = candidates_[i].bound + slack(i, norm);
-        lists_[i].limit = candidates_[i].unbounded ? -kInfinity : std::min(limit, FLT_MAX);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t query = queries[i];
+      const Candidates& candidates = candidates_[query];
+      if (candidates.unbounded) {
+        lists_[query].limit = -kInfinity;
+        continue;
       }
-      kernels.scan(panels, {packed_.data() + tile.offset, tile.count}, &lists_[tile.first]);
+      if (candidates.room - lists_[query].count < 2 * tile_points_) prune(query, false);
+      lists_[query].limit = std::min(candidates.bound + slack(query, norm), FLT_MAX);
+    }
+    // Tiles of full width, then of the powers of two that make up the rest.
+    int64_t first = 0;
+    for (int64_t tile = kernels.queries; tile > 0; tile /= 2) {
+      for (; count - first >= tile; first += tile) {
+        kernels.scan(panels, {tile_rows_.data() + first, tile_lists_.data() + first, tile});
+      }
     }
     panel += width;
   }
-  for (size_t i = 0; i < candidates_.size(); ++i) {
-    if (!candidates_[i].unbounded) continue;
-    grow(i, lists_[i].count + end - begin);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t query = queries[i];
+    simd::Shortlist& list = lists_[query];
+    if (!candidates_[query].unbounded) continue;
+    grow(query, list.count + end - begin);
     for (int64_t row = begin; row < end; ++row) {
-      candidates_[i].rows[lists_[i].count++] = static_cast<int32_t>(row);
+      list.rows[list.count++] = static_cast<int32_t>(row);
     }
   }
 }
@@ -155,38 +170,31 @@ void Scan::prune(int64_t query, bool exactly) {
   simd::Shortlist& list = lists_[query];
   Candidates& candidates = candidates_[query];
   if (list.count > k_) {
+    const simd::Kernels& kernels = simd::kernels();
     slacks_.resize(list.count);
     uppers_.resize(list.count);
-    const int lane_bits = __builtin_ctz(simd::kernels().lanes);  // a division would cost more
-    float low = kInfinity, high = -kInfinity;
-    for (int64_t i = 0; i < list.count; ++i) {
-      slacks_[i] = slack(query, points_.largest_norms_[list.rows[i] >> lane_bits]);
-      uppers_[i] = list.scores[i] + slacks_[i];
-      low = std::min(low, uppers_[i]);
-      high = std::max(high, uppers_[i]);
-    }
+    const simd::Range range = kernels.worst_scores(list, points_.largest_norms_.data(),
+                                                   error_bound(query), slacks_.data(),
+                                                   uppers_.data());
+    float low = range.least, high = range.largest;
+    if (k_ == 1) high = low;
     // Bisection for a number that k of them do not exceed: no branch depends on the order of the
     // scores. Near enough is good enough while points still come.
     const int64_t enough = exactly ? k_ : k_ + k_ / 8;
     for (int step = 0; step < kBisections; ++step) {
       const float middle = low + (high - low) / 2;
       if (!(middle < high)) break;
-      const int64_t within = simd::kernels().count_up_to(uppers_.data(), list.count, middle);
+      const int64_t within = kernels.count_up_to(uppers_.data(), list.count, middle);
       (within >= k_ ? high : low) = middle;
       if (within >= k_ && within <= enough) break;
     }
     candidates.bound = std::min(candidates.bound, high);
-    int64_t kept = 0;
-    for (int64_t i = 0; i < list.count; ++i) {
-      list.scores[kept] = list.scores[i];
-      list.rows[kept] = list.rows[i];
-      kept += list.scores[i] - slacks_[i] <= candidates.bound;
-    }
-    list.count = kept;
+    kernels.keep(&list, slacks_.data(), candidates.bound);
   }
   // Many points at nearly one distance: all of them stay.
-  const int64_t size = candidates.rows.size();
-  if (size - list.count < 2 * tile_points_ + k_) grow(query, 2 * size + 2 * tile_points_);
+  if (candidates.room - list.count < 2 * tile_points_ + k_) {
+    grow(query, 2 * candidates.room + 2 * tile_points_);
+  }
 }
 
 void Scan::finish(int64_t i, std::vector<int64_t>* rows) {

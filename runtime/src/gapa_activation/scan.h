@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "gapa_activation/aligned.h"
+#include "aligned.h"
 #include "simd/kernels.h"
 
 namespace gapa {
@@ -44,38 +44,43 @@ class Scan {
   Scan(const PackedPoints& points, const std::vector<const float*>& queries, int64_t k);
 
   /// Compares all queries with the points of rows begin … end-1.
-  void over(int64_t begin, int64_t end);
+  void over(int64_t begin, int64_t end) { over(begin, end, all_.data(), all_.size()); }
 
-  /// Writes the rows that may be among the k nearest of query i, in any order.
+  /// Compares some queries, named by their numbers, with the points of rows begin … end-1.
+  void over(int64_t begin, int64_t end, const int32_t* queries, int64_t count);
+
+  /// Writes the rows that may be among the k nearest of query i, in any order. If these are k, or
+  /// all that were compared, then they are the nearest.
   void finish(int64_t i, std::vector<int64_t>* rows);
 
  private:
-  struct Tile {
-    int64_t first, count;  ///< queries
-    int64_t offset;        ///< of its numbers in packed_
-  };
-
-  /// The candidates of a query: parallel arrays, and the limit that they have set so far.
+  /// The candidates of a query: room for them, and the limit that they have set so far.
   struct Candidates {
-    std::vector<float> scores;
+    int64_t room;
+    std::vector<float> scores;  ///< empty while the first room is enough
     std::vector<int32_t> rows;
     float bound;     ///< at least k scores are certainly at most this
     bool unbounded;  ///< scores could overflow: every row is a candidate
   };
 
-  void pack(const float* query, int64_t width, float* to, int64_t i);
   void grow(int64_t query, int64_t room);
   void prune(int64_t query, bool exactly);
+  simd::ErrorBound error_bound(int64_t query) const;
   float slack(int64_t query, float point_norm) const;
 
   const PackedPoints& points_;
   int64_t k_, tile_points_;
-  std::vector<Tile> tiles_;
-  std::vector<float> packed_;           ///< per tile (d, count), negated
+  int64_t first_room_;  ///< candidates that a query has room for at first
+  std::vector<int32_t> all_;            ///< (n): 0, 1, …
+  AlignedArray<float> centred_;         ///< (n, d)
+  AlignedArray<float> scores_;          ///< (n, first room)
+  AlignedArray<int32_t> rows_;          ///< (n, first room)
   std::vector<float> query_norms_;      ///< (n)
   std::vector<Candidates> candidates_;  ///< (n)
   std::vector<simd::Shortlist> lists_;  ///< (n): the candidates as the kernels see them
   std::vector<float> slacks_, uppers_;  ///< workspace of prune()
+  std::vector<const float*> tile_rows_;        ///< workspace of over()
+  std::vector<simd::Shortlist*> tile_lists_;
 };
 
 }  // namespace gapa

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "gapa_activation/aligned.h"
+#include "aligned.h"
 #include "gapa_activation/ranking.h"
 
 namespace gapa {
@@ -26,10 +26,21 @@ class Solver {
 
   double unexplained(const double* query, const std::vector<Neighbour>& neighbours);
 
+  /// Writes what simd::Kernels::explained needs to know of some neighbours, `capacity` of them. If
+  /// G cannot be factorised, L⁻¹ is 0, which makes s = 1.
+  void prepare(const std::vector<Neighbour>& neighbours, double* known);
+
+  /// How many numbers that is.
+  static int64_t known_size(int64_t count);
+
  private:
+  /// The Gram matrix and its factor around a point; false if that cannot be had.
+  bool factorise(const double* centre, const std::vector<Neighbour>& neighbours);
+
   int64_t dim_;
   double inverse_width_;  ///< 1 / 2ℓ²
   double jitter_;
+  int64_t stride_ = 0;  ///< of the matrices at hand
   // Rows and columns below: the neighbours, the query, zeros up to the width of the kernels' tiles.
   int64_t size_;
   AlignedArray<double> scratch_;  ///< (axes at a time, size): centred points

@@ -29,15 +29,38 @@ struct Panels {
   int64_t row_begin, row_end;  ///< other rows are left out
 };
 
-/// A tile of queries: (d, count) with each number negated.
+/// A tile of queries, centred like the points.
 struct Queries {
-  const float* negated;
-  int64_t count;  ///< a power of two up to Kernels::queries
+  const float* const* rows;  ///< (count) of d numbers each
+  Shortlist* const* lists;   ///< (count)
+  int64_t count;             ///< a power of two up to Kernels::queries
+};
+
+/// How far a score may be off, given the norm of the point; see Kernels::worst_scores.
+struct ErrorBound {
+  float a, b, q;
+};
+
+struct Range {
+  float least, largest;
 };
 
 /// Axes of the Gram matrix that are summed at a time, so that what is read stays in the first
 /// cache.
 inline constexpr int64_t kGramAxes = 64;
+
+/// What stands for Gaussian noise.
+struct Noise {
+  const float* values;    ///< (columns, stride): a column of points after the other
+  const double* weights;  ///< (stride): of each point, 0 for those that only fill the stride
+  int64_t columns;
+  int64_t stride;  ///< a multiple of Kernels::lanes
+};
+
+/// The entropies of one row, in nats.
+struct Entropies {
+  double total, aleatoric, epistemic;
+};
 
 struct Kernels {
   const char* name;
@@ -47,7 +70,18 @@ struct Kernels {
   int padding;  ///< rows of the matrices below come in multiples of this
 
   /// Adds the points of the panels that can be near to the shortlist of each query.
-  void (*scan)(const Panels& panels, const Queries& queries, Shortlist* lists);
+  void (*scan)(const Panels& panels, const Queries& queries);
+
+  /// to = x − centre in float32, d numbers; returns ‖to‖².
+  double (*centred)(const float* x, const float* centre, int64_t dim, float* to);
+
+  /// How far the score of each candidate may be off, and the score plus that: error(n) = a n (n/2 + q)
+  /// + b (1 + n + q) with n = norms[row >> lane bits]. Returns the least and the largest of the sums.
+  Range (*worst_scores)(const Shortlist& list, const float* norms, const ErrorBound& error,
+                        float* errors, float* sums);
+
+  /// Keeps the candidates whose score minus error is at most `bound`.
+  void (*keep)(Shortlist* list, const float* errors, float bound);
 
   /// How many of the values are at most `bound`.
   int64_t (*count_up_to)(const float* values, int64_t count, float bound);
@@ -71,6 +105,24 @@ struct Kernels {
   /// positive.
   bool (*factorise)(const double* gram, int64_t count, int64_t stride, double jitter,
                     double* factor);
+
+  /// ‖L⁻¹k‖² with k_i = exp(−scale · ‖p_i − query‖²), where p_i is row rows[i] of the points.
+  ///
+  /// With u = query − p_0, ‖p_i − query‖² = ‖u‖² + ‖p_i − p_0‖² − 2 (u·p_i − u·p_0), in double.
+  /// `known` holds what does not depend on the query, in vectors of w = lanes / 2 numbers: the
+  /// ‖p_i − p_0‖², then L⁻¹ in blocks of w rows, of which block b has its columns 0 … (b+1)w - 1 one
+  /// after the other, then the rows that make no block, one after the other; filled up with 0.
+  /// `room` is for dim + count + lanes numbers.
+  double (*explained)(const float* points, const int32_t* rows, int64_t count, const float* query,
+                      int64_t dim, double scale, const double* known, double* room);
+
+  /// Numbers that split() needs to work with.
+  int64_t (*split_room)(int64_t classes);
+
+  /// The entropies of softmax(mean + √var · noise), where the class of rank r takes column r mod
+  /// `columns`. NaN for a row with a NaN, a mean of +∞, or a variance that is negative or infinite.
+  Entropies (*split)(const Noise& noise, const float* mean, const float* var, int64_t classes,
+                     double* room);
 };
 
 /// The kernels for this CPU, chosen once. GAPA_ONNX_ISA=generic or avx2 holds them lower.

@@ -1,0 +1,58 @@
+#include "gapa_activation/schema.h"
+
+#include "gapa_activation/kernel.h"
+#include "tensors.h"
+
+namespace gapa {
+namespace {
+
+template <IndexKind kind>
+std::unique_ptr<Kernel> create(const ort::Api* api, const ort::KernelInfo* info,
+                               const OpSchema& schema) {
+  return std::make_unique<ActivationKernel>(api, info, schema, kind);
+}
+
+/// Only s: the last axis of the neighbours is the value of k, which is not known here.
+void infer_shapes(const ort::Api* api, ort::ShapeInferContext* context) {
+  infer_leading_axes(api, context, /*outputs=*/1, {1});
+}
+
+template <IndexKind kind>
+OpSchema schema(const char* name, std::vector<Port> of_index) {
+  std::vector<Port> inputs = {{"query", ort::kFloat},
+                              {"k", ort::kInt64},
+                              {"length_scale", ort::kFloat},
+                              {"jitter", ort::kFloat}};
+  inputs.insert(inputs.end(), of_index.begin(), of_index.end());
+  return {name,
+          std::move(inputs),
+          {{"s", ort::kFloat}, {"neighbours", ort::kInt64}},
+          create<kind>,
+          infer_shapes};
+}
+
+}  // namespace
+
+std::vector<OpSchema> activation_schemas() {
+  const Port points = {"points", ort::kFloat}, centroids = {"centroids", ort::kFloat},
+             list_offsets = {"list_offsets", ort::kInt64}, nprobe = {"nprobe", ort::kInt64};
+  return {
+      schema<IndexKind::kFlat>("GapaActivation", {points}),
+      schema<IndexKind::kIvf>("GapaActivationIVF", {points, centroids, list_offsets, nprobe}),
+      schema<IndexKind::kIvfpq>(
+          "GapaActivationIVFPQ",
+          {{"codes", ort::kUint8}, {"codebooks", ort::kFloat}, centroids, list_offsets, nprobe}),
+      schema<IndexKind::kHnsw>("GapaActivationHNSW",
+                               {points,
+                                {"levels", ort::kInt32},
+                                {"links", ort::kInt32},
+                                {"degree", ort::kInt64},
+                                {"entry_point", ort::kInt64},
+                                {"ef", ort::kInt64}}),
+      schema<IndexKind::kLocal>(
+          "GapaActivationLocal",
+          {points, {"neighbourhoods", ort::kInt32}, centroids, list_offsets, nprobe}),
+  };
+}
+
+}  // namespace gapa

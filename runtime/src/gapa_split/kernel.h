@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "aligned.h"
+#include "constants.h"
+#include "operator.h"
+#include "simd/kernels.h"
+
+namespace gapa {
+
+/// GapaSplit. The answer to a row depends on that row and the points alone, bit for bit.
+class SplitKernel : public Kernel {
+ public:
+  /// Throws ModelError if the points are missing or corrupt.
+  SplitKernel(const ort::Api* api, const ort::KernelInfo* info, const OpSchema& schema);
+
+  void compute(ort::KernelContext* context) const override;
+
+ private:
+  SplitKernel(const ort::Api* api, const OpSchema& schema, const Tensor<float>& points);
+
+  int64_t columns_, stride_;
+  AlignedArray<float> points_;  ///< (R, stride): the contract's points, turned
+  std::vector<double> weights_;  ///< (stride): 1/S for each point
+};
+
+}  // namespace gapa
