@@ -11,6 +11,11 @@ control, A against A of the same rounds; `control_holds` says whether it read 1.
 The OpenBLAS inside faiss-cpu does not know every CPU and may fall back to old instructions, which would flatter us.
 So each comparison runs twice, in processes of their own: as installed, and with OPENBLAS_CORETYPE naming the best
 core type that this CPU can run. Results go to benchmarks/results/native_kernel.json.
+
+Two more tables, one thread: GapaActivationLocal at 1000 points (with as many neighbours as the others, and with
+one, which is next to nothing but the search), and GapaSplit per row.
+
+    python benchmarks/native_kernel.py --only local split      # these alone; no file
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
+from gapa_onnx.op.contract import DOMAIN, SCHEMAS, SPLIT, VERSION, OpSchema
 from gapa_onnx.runtime import library_path, session
 
 RESULTS = Path(__file__).parent / "results"
@@ -58,27 +63,28 @@ def clustered_rows(count: int, seed: int) -> np.ndarray:
 DATA = {"random": random_rows, "clustered": clustered_rows}
 
 
-def operator(points: np.ndarray, threads: int) -> ort.InferenceSession:
-    """A session of one GapaActivation node."""
-    schema = SCHEMAS["flat"]
+def length_scale(points: np.ndarray) -> np.ndarray:
+    """The median distance of points, ()."""
     sample = points[:: max(1, len(points) // 500)].astype(np.float64)
     gaps = sample[:, None] - sample[None]
-    constants = {
-        "k": np.array([min(NEIGHBOURS, len(points))], np.int64),
-        "length_scale": np.array(np.sqrt(np.median((gaps**2).sum(-1))), np.float32),
-        "jitter": np.array(1e-6, np.float32),
-        "points": points,
-    }
-    node = helper.make_node(
-        schema.name, [port.name for port in schema.inputs], ["s", "neighbours"], domain=DOMAIN
-    )
+    return np.array(np.sqrt(np.median((gaps**2).sum(-1))), np.float32)
+
+
+def one_node(
+    schema: OpSchema, constants: dict[str, np.ndarray], inputs: dict[str, tuple], threads: int
+) -> ort.InferenceSession:
+    """A session of one node; `inputs` are the shapes of those that are not constant."""
+    outputs = [port.name for port in schema.outputs]
+    node = helper.make_node(schema.name, [port.name for port in schema.inputs], outputs, domain=DOMAIN)
     graph = helper.make_graph(
         [node],
         "one_node",
-        [helper.make_tensor_value_info("query", TensorProto.FLOAT, ("n", DIM))],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
         [
-            helper.make_tensor_value_info("s", TensorProto.FLOAT, None),
-            helper.make_tensor_value_info("neighbours", TensorProto.INT64, None),
+            helper.make_tensor_value_info(
+                port.name, helper.np_dtype_to_tensor_dtype(np.dtype(port.dtype)), None
+            )
+            for port in schema.outputs
         ],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
@@ -88,6 +94,42 @@ def operator(points: np.ndarray, threads: int) -> ort.InferenceSession:
     # A thread that spins while the other side is measured would be charged to it.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return session(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString(), options)
+
+
+def operator(points: np.ndarray, threads: int) -> ort.InferenceSession:
+    """A session of one GapaActivation node."""
+    constants = {
+        "k": np.array([min(NEIGHBOURS, len(points))], np.int64),
+        "length_scale": length_scale(points),
+        "jitter": np.array(1e-6, np.float32),
+        "points": points,
+    }
+    return one_node(SCHEMAS["flat"], constants, {"query": ("n", DIM)}, threads)
+
+
+def local_operator(points: np.ndarray, neighbours: int, lists: int, nprobe: int) -> ort.InferenceSession:
+    """A session of one GapaActivationLocal node; one list makes the search exact."""
+    offsets, centroids = [0, len(points)], points.mean(axis=0, keepdims=True)
+    if lists > 1:
+        means = faiss.Kmeans(DIM, lists, niter=10, seed=1, min_points_per_centroid=1)
+        means.train(points)
+        centroids = means.centroids
+        of_point = means.index.search(points, 1)[1][:, 0]
+        points = points[np.argsort(of_point, kind="stable")]
+        offsets = np.searchsorted(np.sort(of_point), np.arange(lists + 1))
+    index = faiss.IndexFlatL2(DIM)
+    index.add(points)
+    constants = {
+        "k": np.array([neighbours], np.int64),
+        "length_scale": length_scale(points),
+        "jitter": np.array(1e-6, np.float32),
+        "points": points,
+        "neighbourhoods": index.search(points, neighbours)[1].astype(np.int32),
+        "centroids": centroids,
+        "list_offsets": np.array(offsets, np.int64),
+        "nprobe": np.array([nprobe], np.int64),
+    }
+    return one_node(SCHEMAS["local"], constants, {"query": ("n", DIM)}, threads=1)
 
 
 def clocked(work: Callable[[], object]) -> tuple[float, float]:
@@ -155,21 +197,51 @@ def compared(name: str, blas_core: str | None, quick: bool) -> list[dict]:
     return json.loads(done.stdout)
 
 
-def per_query(rows: Callable[[int, int], np.ndarray], count: int, batch: int, rounds: int) -> dict:
-    """One thread. With as many points as neighbours there is next to no search: that is the solve."""
-    running = operator(rows(count, 1), threads=1)
-    feeds = [{"query": rows(batch, seed)} for seed in range(2, 10)]
-    repeats = max(1, 512 // (batch * len(feeds)))
+def cpu_us(running: ort.InferenceSession, feeds: list[dict], rows: int, rounds: int) -> dict:
+    """CPU time per row, over runs of all feeds; `rows` is how many are in one."""
+    repeats = max(1, 512 // (rows * len(feeds)))
+    for feed in feeds:
+        running.run(None, feed)
     times = []
     for _ in range(rounds):
         _, cpu = clocked(lambda: [running.run(None, feed) for _ in range(repeats) for feed in feeds])
-        times.append(cpu / (repeats * len(feeds) * batch) * 1e6)
-    return {
-        "points": count,
-        "batch": batch,
-        "cpu_us_median": round(statistics.median(times), 1),
-        "cpu_us_least": round(min(times), 1),
-    }
+        times.append(cpu / (repeats * len(feeds) * rows) * 1e6)
+    return {"cpu_us_median": round(statistics.median(times), 2), "cpu_us_least": round(min(times), 2)}
+
+
+def per_query(rows: Callable[[int, int], np.ndarray], count: int, batch: int, rounds: int) -> dict:
+    """One thread. With as many points as neighbours there is next to no search: that is the solve."""
+    feeds = [{"query": rows(batch, seed)} for seed in range(2, 10)]
+    return {"points": count, "batch": batch} | cpu_us(
+        operator(rows(count, 1), threads=1), feeds, batch, rounds
+    )
+
+
+def local_per_query(rows: Callable[[int, int], np.ndarray], rounds: int) -> list[dict]:
+    found = []
+    for neighbours, lists, nprobe in [(k, *of) for k in (NEIGHBOURS, 1) for of in ((1, 1), (32, 2), (64, 3))]:
+        running = local_operator(rows(1000, 1), neighbours, lists, nprobe)
+        for batch in (1, 32, 256):
+            feeds = [{"query": rows(batch, seed)} for seed in range(2, 10)]
+            case = {"k": neighbours, "lists": lists, "nprobe": nprobe, "batch": batch}
+            found.append(case | cpu_us(running, feeds, batch, rounds))
+    return found
+
+
+def split_per_row(rounds: int) -> list[dict]:
+    """Random logits; the number of points as in converted files."""
+    rng = np.random.default_rng(0)
+    found = []
+    for shape, count in (((256, 10), 16), ((4096, 10), 16), ((1, 128, 128, 21), 16), ((64, 1000), 32)):
+        feed = {
+            "mean": 3 * rng.normal(size=shape).astype(np.float32),
+            "var": rng.random(shape).astype(np.float32),
+        }
+        points = {"points": rng.normal(size=(count, shape[-1])).astype(np.float32)}
+        running = one_node(SPLIT, points, {name: shape for name in feed}, threads=1)
+        rows = int(np.prod(shape[:-1]))
+        found.append({"shape": shape, "points": count} | cpu_us(running, [feed], rows, rounds))
+    return found
 
 
 def main() -> int:
@@ -178,6 +250,7 @@ def main() -> int:
     parser.add_argument(
         "--compare", choices=DATA, help="only this comparison, as JSON (for the program itself)"
     )
+    parser.add_argument("--only", choices=("local", "split"), nargs="+", help="only these tables; no file")
     arguments = parser.parse_args()
     quick = arguments.quick
     if library_path() is None:
@@ -187,6 +260,15 @@ def main() -> int:
     if arguments.compare:
         rows = DATA[arguments.compare]
         print(json.dumps([against_faiss(rows, 55_000, queries, rounds, threads) for threads in (2, 1)]))
+        return 0
+    if arguments.only:
+        if "local" in arguments.only:
+            for name, rows in DATA.items():
+                for row in local_per_query(rows, rounds * 6):
+                    print("local", name, json.dumps(row), flush=True)
+        if "split" in arguments.only:
+            for row in split_per_row(rounds * 6):
+                print("split", json.dumps(row), flush=True)
         return 0
     report = {
         "machine": {
@@ -214,6 +296,10 @@ def main() -> int:
             for count, batch in ((NEIGHBOURS, 256), (1000, 1), (1000, 32), (1000, 256))
         ]
         print(name, json.dumps(report[name]["per_query"]), flush=True)
+        report[name]["local"] = local_per_query(rows, rounds * 6)
+        print(name, json.dumps(report[name]["local"]), flush=True)
+    report["split"] = split_per_row(rounds * 6)
+    print("split", json.dumps(report["split"]), flush=True)
     report["machine"]["load_after"] = [round(x, 1) for x in os.getloadavg()]
     if not quick:
         RESULTS.mkdir(exist_ok=True)

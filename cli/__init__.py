@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from gapa_onnx.cli.bench import bench
 from gapa_onnx.cli.console import report
 from gapa_onnx.cli.convert import convert
 from gapa_onnx.cli.doctor import doctor
@@ -35,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (convert, inspect, verify, run, evaluate, threshold, doctor):
+for command in (convert, inspect, verify, run, evaluate, threshold, bench, doctor):
     app.command()(command)
 
 

@@ -32,6 +32,7 @@ def conversion(answer: Mapping[str, Any], source: str, data: str, calib: str) ->
         ("output", f"{answer['output'] or 'nothing was written: a check failed'}{size}"),
         ("data", f"{record['data']['rows']} rows of {data}, {_dropped(record['data']['dropped'])}"),
     )
+    _trials(record)
     _fits(record["sites"])
     _heads(record["heads"])
     _gap()
@@ -109,6 +110,7 @@ def converted(answer: Mapping[str, Any]) -> None:
         ("data", f"{record['data']['rows']} rows, {_dropped(record['data']['dropped'])}"),
         ("settings", ", ".join(f"{name} {value}" for name, value in record["settings"].items())),
     )
+    _trials(record)
     _fits(record["sites"])
     rows = [
         (site["name"], *(_number(site["share_quantiles"].get(q)) for q in QUANTILES))
@@ -165,6 +167,30 @@ def _sites(title: str, sites: Sequence[Mapping[str, Any]]) -> None:
         (s["name"], s["activation"] or "identity", s["layout"], s["query"], _shape(s["shape"])) for s in sites
     ]
     _table(title, ("Site", "Activation", "Layout", "Query", "Shape"), rows)
+
+
+def _trials(record: Mapping[str, Any]) -> None:
+    """What was tried to keep within a budget, and what it gave up against the first."""
+    trials = record.get("trials", ())
+    rows = [
+        (
+            trial["solver"],
+            str(trial["m"]),
+            str(trial["k"]),
+            f"{trial['ratio']:.2f}",
+            f"{trial['control']:.3f}",
+            f"{trial['recall']:.3f}",
+            *(f"{trial[s] / trials[0][s]:.2f}" for s in ("share_median", "share_high")),
+        )
+        for trial in trials
+    ]
+    headings = ("Solver", "#M", "#K", "#Cost", "#Control", "#Recall", "#Share, median", "#Share, 0.95")
+    _table(
+        f"tried for a budget of {record.get('budget')}: cost in times the model's own, and the unexplained share "
+        "of left-out rows in times the first's; the last is taken",
+        headings,
+        rows,
+    )
 
 
 def _fits(sites: Sequence[Mapping[str, Any]]) -> None:
@@ -226,9 +252,8 @@ def _heads(heads: Mapping[str, Mapping[str, Any]]) -> None:
 def _added(heads: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     lines = []
     for name, head in heads.items():
-        lines += [
-            ("adds", f"{added}, {_ROLES[role].format(name)}") for role, added in head["outputs"].items()
-        ]
+        roles = head["outputs"]
+        lines += [("adds", f"{roles[r]}, {text.format(name)}") for r, text in _ROLES.items() if r in roles]
         lines += [("threshold", threshold_line(head["score"]))] if "score" in head else []
         if "noise" in head:
             noise = head["noise"]

@@ -20,7 +20,9 @@ from typing import Any
 
 import onnx
 
+from gapa_onnx import provenance
 from gapa_onnx.analyse import Plan, analyse, require_convertible
+from gapa_onnx.budget import Trial, budget_record, within_budget
 from gapa_onnx.calibrate import Calibration, calibrate
 from gapa_onnx.complete import complete
 from gapa_onnx.data import ImageOptions, open_data
@@ -52,6 +54,7 @@ def convert(
     out: str | os.PathLike | None = None,
     *,
     targets: Any = None,
+    budget: float | None = None,
     settings: Settings | None = None,
     paper: bool = False,
     images: ImageOptions = ImageOptions(),
@@ -69,6 +72,8 @@ def convert(
     out: where to write; None writes nothing.
     targets: for regression, the true values of the calibration rows (an array, or a .npy, .npz or .csv
         file); a small network on the hidden representation then learns the noise in them.
+    budget: how many times the source model's time the result may take; settings that cost more are made
+        cheaper until it is kept, and what that gives up is recorded.
     settings: a `Settings`; single choices can be given by name instead (`k=20, sites="all"`).
     paper: read the open choices as the paper does.
 
@@ -87,10 +92,17 @@ def convert(
     require_convertible(plan, settings)
     data = open_data(calib, source.inputs, images)
     known = None if targets is None else read_targets(targets, plan.heads, data)
+    trials: tuple[Trial, ...] = ()
+    if budget is not None:
+        settings, trials = within_budget(plan, data, settings, budget, progress)
+        plan = analyse(source, settings)
     calibration = calibrate(plan, data, settings, progress)
     rewritten = rewrite(plan, calibration, settings)
     emitted = emit(plan, calibration, rewritten, settings)
     converted = complete(emitted, calibration, data, settings, known, progress)
+    if budget is not None:
+        record = provenance.read(converted)
+        provenance.write(converted, {**record, **budget_record(budget, trials)})
     progress("verifying", 0.0)
     sample = data.batches(min(calibration.batch_rows, VERIFIED_ROWS))
     checks = verify(source.given, converted, itertools.islice(sample, 1))

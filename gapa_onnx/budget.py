@@ -1,0 +1,126 @@
+"""`--budget`: the most exact settings whose measured cost stays within what is allowed.
+
+Settings are tried from the most exact to the cheapest: first as they were given, then with neighbourhoods
+that are solved once (`--solver cached`), then with fewer inducing points, then with fewer neighbours, then
+with one site where there are several. Each is fitted and emitted, and timed beside the source model with a
+control (`bench`); the first within the budget is taken, and what it gave up is told against the first tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gapa_onnx.analyse import Plan, analyse, require_convertible
+from gapa_onnx.bench import Refusal, measure
+from gapa_onnx.calibrate import Calibration, calibrate
+from gapa_onnx.data import DataSource
+from gapa_onnx.emit import emit
+from gapa_onnx.errors import UserError
+from gapa_onnx.rewrite import rewrite
+from gapa_onnx.settings import Settings
+
+FEWER_POINTS = (500, 250, 125)
+FEWER_NEIGHBOURS = (20, 10)
+LARGEST_BATCH = 256
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings that were tried, what they cost, and what they leave unexplained."""
+
+    sites: str
+    solver: str
+    m: int
+    k: int
+    ratio: float  #: time of the converted model over the source's
+    control: float  #: the source against itself in the same run
+    share_median: float  #: of left-out calibration rows, the mean over the sites
+    share_high: float  #: the same at the 0.95 quantile
+    recall: float  #: the smallest of any site
+
+
+def within_budget(
+    plan: Plan, data: DataSource, settings: Settings, budget: float, progress: Progress
+) -> tuple[Settings, tuple[Trial, ...]]:
+    """The settings to use, and all that was tried, in order; the last trial is theirs."""
+    if not 1 < budget < float("inf"):
+        raise UserError(
+            f"--budget is {budget:g}; a converted model does all that its source does and more",
+            "give a number above 1, such as 1.5",
+        )
+    trials: list[Trial] = []
+    for candidate in candidates(settings, len(plan.sites)):
+        tried = plan if candidate.sites == settings.sites else analyse(plan.source, candidate)
+        require_convertible(tried, candidate)
+        calibration = calibrate(tried, data, candidate, progress)
+        model = emit(tried, calibration, rewrite(tried, calibration, candidate), candidate)
+        progress("measuring the cost", 0.0)
+        batch = min(LARGEST_BATCH, calibration.batch_rows)
+        found = measure(plan.source, model, batch=batch, data=next(data.batches(batch)), parts=False)
+        if isinstance(found, Refusal):
+            raise UserError(f"the budget cannot be kept: {found.reason}", found.hint)
+        trials.append(_trial(candidate, calibration, found.ratio, found.control))
+        progress("measuring the cost", 1.0)
+        if found.ratio <= budget:
+            return candidate, tuple(trials)
+    cheapest = min(trials, key=lambda trial: trial.ratio)
+    raise UserError(
+        f"no settings stay within a budget of {budget:g}: the cheapest, --m {cheapest.m} --k {cheapest.k}, cost "
+        f"{cheapest.ratio:.2f} times the source",
+        f"allow --budget {cheapest.ratio * 1.05:.2f}, or leave it out",
+    )
+
+
+def candidates(settings: Settings, sites: int) -> Iterator[Settings]:
+    """From the most exact to the cheapest."""
+    seen = set()
+    for candidate in _ladder(settings, sites):
+        if candidate not in seen:
+            seen.add(candidate)
+            yield candidate
+
+
+def _ladder(settings: Settings, sites: int) -> Iterator[Settings]:
+    yield settings
+    index = settings.index if settings.index in ("auto", "flat", "ivf") else "auto"
+    cached = replace(settings, solver="cached", index=index)
+    yield cached
+    for m in FEWER_POINTS:
+        if settings.k <= m < settings.m:
+            cached = replace(cached, m=m, inducing="kmeans" if cached.inducing == "all" else cached.inducing)
+            yield cached
+    for k in FEWER_NEIGHBOURS:
+        if k < settings.k:
+            cached = replace(cached, k=k)
+            yield cached
+    if sites > 1:
+        yield replace(cached, sites="auto")
+
+
+def _trial(settings: Settings, calibration: Calibration, ratio: float, control: float) -> Trial:
+    fits = calibration.fits
+
+    def share(level: str) -> float:
+        return sum(fit.share_quantiles[level] for fit in fits) / len(fits)
+
+    recalls = [fit.index.recall for fit in fits if fit.index.recall is not None]
+    return Trial(
+        sites=settings.sites,
+        solver=settings.solver,
+        m=max(len(fit.index.points) for fit in fits),
+        k=settings.k,
+        ratio=ratio,
+        control=control,
+        share_median=share("0.5"),
+        share_high=share("0.95"),
+        recall=min(recalls, default=1.0),
+    )
+
+
+def budget_record(budget: float, trials: Sequence[Trial]) -> dict[str, Any]:
+    """What a file says about how its settings were chosen."""
+    return {"budget": budget, "trials": [asdict(trial) for trial in trials]}

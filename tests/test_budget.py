@@ -1,0 +1,84 @@
+"""The choice of settings by their cost, with costs that are made up; `benchmarks/speed.py` has real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gapa_onnx import budget, provenance
+from gapa_onnx.bench import Refusal
+from gapa_onnx.budget import candidates
+from gapa_onnx.compiler import convert
+from gapa_onnx.errors import UserError
+from gapa_onnx.op.contract import DOMAIN, SCHEMAS
+from gapa_onnx.settings import Settings
+
+MODELS = Path(__file__).parent.parent / "models"
+CALIBRATION = MODELS / "digits_mlp_calibration.npz"
+
+
+def cost(model) -> float:
+    """1 and something for each site: its inducing points, and its neighbours if they are solved each time."""
+    sizes = {t.name: list(t.dims) for t in model.graph.initializer}
+    total = 1.0
+    for node in model.graph.node:
+        if node.domain == DOMAIN and node.op_type in {schema.name for schema in SCHEMAS.values()}:
+            points = next(sizes[name][0] for name in node.input if name.endswith("/points"))
+            total += points / 1000 + (0 if node.op_type == SCHEMAS["local"].name else 5)
+    return total
+
+
+@pytest.fixture
+def measured(monkeypatch) -> list:
+    asked = []
+
+    def fake(source, converted, *, batch, data, parts):
+        asked.append(batch)
+        return SimpleNamespace(ratio=cost(converted), control=1.001)
+
+    monkeypatch.setattr(budget, "measure", fake)
+    return asked
+
+
+def test_the_most_exact_that_fits_is_taken(measured):
+    for allowed, solver, m in ((7, "exact", 400), (1.45, "cached", 400), (1.3, "cached", 250)):
+        conversion = convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=allowed, m=400, k=20)
+        record = provenance.read(conversion.model)
+        assert (record["settings"]["solver"], record["settings"]["m"]) == (solver, m)
+        assert record["budget"] == allowed
+        last = record["trials"][-1]
+        assert last["ratio"] <= allowed and last["solver"] == solver and last["control"] == 1.001
+        assert all(trial["ratio"] > allowed for trial in record["trials"][:-1])
+        assert last["share_median"] >= record["trials"][0]["share_median"] * 0.9
+        assert all(check.passed for check in conversion.checks)
+
+
+def test_one_site_in_place_of_several(measured):
+    conversion = convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=1.2, m=200, k=20, sites="all")
+    assert len(conversion.plan.sites) == 1
+
+
+def test_candidates_get_cheaper_and_are_all_different():
+    found = list(candidates(Settings(m=2000, k=50, index="hnsw"), sites=2))
+    assert len(set(found)) == len(found)
+    assert found[0] == Settings(m=2000, k=50, index="hnsw") and found[-1].sites == "auto"
+    assert [s.m for s in found] == sorted((s.m for s in found), reverse=True)
+    assert [s.k for s in found] == sorted((s.k for s in found), reverse=True)
+    assert all(s.k <= s.m for s in found)
+
+
+def test_a_budget_that_cannot_be_kept(measured):
+    with pytest.raises(UserError, match="no settings stay within a budget of 1.01") as caught:
+        convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=1.01, m=200, k=20)
+    assert "--budget 1.1" in caught.value.hint
+    with pytest.raises(UserError, match="does all that its source does"):
+        convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=0.9)
+
+
+def test_a_machine_that_is_too_busy(monkeypatch):
+    refusal = Refusal(1, 1, SimpleNamespace(control=1.4))
+    monkeypatch.setattr(budget, "measure", lambda *a, **k: refusal)
+    with pytest.raises(UserError, match="too busy"):
+        convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=2.0, m=200, k=20)
