@@ -359,3 +359,18 @@ def test_opsets(opset):
     conversion = gapa_onnx.convert(model, {"x": rows}, m=40, k=5, solver="cached", index="ivf")
     assert all(check.passed for check in conversion.checks)
     assert conversion.calibration.fits[0].index.settings["lists"] > 1
+
+
+def test_ties_for_the_nearest_point_do_not_fail_a_check():
+    """Features on a grid: a query halfway between two points has two neighbourhoods to choose from."""
+    from gapa_onnx.verify import _share_of
+
+    points = np.array([[0.0], [1.0], [3.0], [4.5]], np.float32)
+    queries = np.array([[0.5], [3.2]], np.float32)
+    ports = {"points": points, "length_scale": np.float32(1), "jitter": np.float32(1e-6)}
+    one, other = np.array([[0, 1], [2, 3]]), np.array([[1, 2], [3, 2]])
+    exact = reference.unexplained_share(queries, points, one, 1.0, 1e-6)
+    swapped = reference.unexplained_share(queries, points, other, 1.0, 1e-6)
+    found = _share_of(queries, ports, other, one, exact)
+    assert found[0] == pytest.approx(swapped[0], rel=1e-9) and abs(found[0] - exact[0]) > 0.01  # as near
+    assert found[1] == exact[1] != swapped[1]  # not as near: what was found is wrong, and shows
