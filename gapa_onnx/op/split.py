@@ -43,7 +43,12 @@ def split_body(opset: int) -> onnx.FunctionProto:
     shape = e("Shape", "mean", to="shape")
     classes = e.slice(shape, starts=[-1], ends=[_END], axes=[0], to="class_count")  # (1,)
     rows_shape = e("Concat", e.constant("any", [-1]), classes, axis=0, to="rows_shape")
-    mean, var = (e("Reshape", name, rows_shape, to=f"{name}_rows") for name in ("mean", "var"))  # (n, C)
+    # Before anything is reshaped: onnxruntime 1.31 moves a DequantizeLinear in front past a Reshape and on to
+    # the reader, and aborts where that is the body of a Loop. Where leaves a NaN as it is.
+    lowest = e.constant("ruled_out", np.float32(RULED_OUT))
+    e("Where", e("Less", "mean", lowest), lowest, "mean", to="possible_mean")
+    mean = e("Reshape", "possible_mean", rows_shape, to="mean_rows")  # (n, C)
+    var = e("Reshape", "var", rows_shape, to="var_rows")
     rows = _size(e, e("Shape", mean), 0, to="row_count")
     points_shape = e("Shape", "points", to="points_shape")
     point_count = _size(e, points_shape, 0, to="point_count")
@@ -102,7 +107,6 @@ def _blocks(e: Emitter, rows: str, per_row: str) -> str:
 
 def _step(e: Emitter, mean: str, var: str, noise: str) -> Emitter:
     """What is done with one block of r rows."""
-    lowest = e.constant("ruled_out", np.float32(RULED_OUT))
     smallest = e.constant("smallest", np.float32(np.finfo(np.float32).tiny))
     nothing = e.constant("nothing", np.float32(0))
     points = e.unsqueeze("point_count", axis=0)
@@ -113,7 +117,6 @@ def _step(e: Emitter, mean: str, var: str, noise: str) -> Emitter:
     step = e.inner()
     numbers = step("Gather", "row_numbers", "block_number", axis=0, to="numbers")
     logits, var = (step("Gather", rows, numbers, axis=0) for rows in (mean, var))  # (r, C)
-    logits = step("Where", step("Less", logits, lowest), lowest, logits)  # leaves a NaN as it is
     # All of a row with a NaN becomes NaN: TopK must not sort a mixture of NaN and numbers.
     poison = step.reduce_sum(step("Sub", logits, logits), axis=1)
     logits = step("Add", logits, poison, to="logits")
