@@ -21,7 +21,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.rewrite import rewrite
 from gapa_onnx.settings import Settings
 
-FEWER_POINTS = (500, 250, 125)
+FEWER_POINTS = (500, 250, 125, 64)
 FEWER_NEIGHBOURS = (20, 10)
 LARGEST_BATCH = 256
 

@@ -56,7 +56,7 @@ def test_the_most_exact_that_fits_is_taken(measured):
 
 
 def test_one_site_in_place_of_several(measured):
-    conversion = convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=1.2, m=200, k=20, sites="all")
+    conversion = convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=1.1, m=200, k=20, sites="all")
     assert len(conversion.plan.sites) == 1
 
 

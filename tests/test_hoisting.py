@@ -101,6 +101,20 @@ def test_the_variance_is_what_it_was(case):
     np.testing.assert_allclose(var, expected, rtol=10 * np.finfo(np.float32).eps)
 
 
+def test_data_of_one_axis():
+    model, x = build("matmul and bias")
+    text = NETS["matmul and bias"][0].replace("[n, 6]", "[6]").replace("[n, 4]", "[4]")
+    flat = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> net {text}')
+    flat.graph.initializer.extend(model.graph.initializer)
+    settings = {"m": 30, "k": 8, "task": "none", "sites": "h"}
+    one = gapa_onnx.convert(flat, [{"x": row} for row in x], **settings).model
+    var = gapa_onnx.session(one.SerializeToString()).run(["y_var"], {"x": 2 * x[0]})[0]
+    many = gapa_onnx.convert(model, {"x": x}, **settings).model
+    expected = gapa_onnx.session(many.SerializeToString()).run(["y_var"], {"x": 2 * x[:1]})[0]
+    assert var.shape == (4,)
+    np.testing.assert_allclose(var, expected[0], rtol=1e-3)  # the query is rounded otherwise in a batch
+
+
 def test_nothing_is_stored_that_can_be_computed():
     model, x = build("gemm")
     converted = gapa_onnx.convert(model, {"x": x}, m=30, k=8, task="none").model

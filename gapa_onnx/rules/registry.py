@@ -219,7 +219,8 @@ def _hoisted(
         return None
     last = node.op_type in ("MatMul", "Gemm") and var.axis == -1 and len(shape) == 2
     if last and not node.attr("transA", 0):
-        row = graph.emit("Reshape", var.profile, graph.ints(1, -1))
+        # A matrix for Gemm; for MatMul a vector, as the data may be one too.
+        row = graph.emit("Reshape", var.profile, graph.ints(*([1] if node.op_type == "Gemm" else []), -1))
         return var.with_profile(node.again(row, weight.mean.squared, *no_bias, **scale))
     moved = ("kernel_shape", "strides", "pads", "dilations", "auto_pad")
     pointwise = node.op_type == "Conv" and var.axis == 1 and all(size == 1 for size in shape[2:])
