@@ -27,8 +27,23 @@ from gapa_onnx.tasks import Head
 def emit(plan: Plan, calibration: Calibration, rewritten: Rewritten, settings: Settings) -> onnx.ModelProto:
     """The converted model, with its provenance."""
     model = splice(plan.source.proto, rewritten.additions, rewritten.outputs, rewritten.functions)
+    _loosen_outputs(model, plan)
     provenance.write(model, record(plan, calibration, rewritten, settings))
     return model
+
+
+def _loosen_outputs(model: onnx.ModelProto, plan: Plan) -> None:
+    """Take back a number of rows that outputs declare where inputs leave it open.
+
+    Some files declare the one row that they were exported with. onnxruntime believes it of all that is
+    computed from such an output, and would reuse buffers of that size.
+    """
+    if not any(spec.shape and not isinstance(spec.shape[0], int) for spec in plan.source.inputs):
+        return
+    for output in model.graph.output:
+        dims = output.type.tensor_type.shape.dim
+        if len(dims) and dims[0].HasField("dim_value"):
+            dims[0].ClearField("dim_value")
 
 
 def record(plan: Plan, calibration: Calibration, rewritten: Rewritten, settings: Settings) -> dict[str, Any]:
