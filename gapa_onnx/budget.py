@@ -8,7 +8,7 @@ control (`bench`); the first within the budget is taken, and what it gave up is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -43,10 +43,20 @@ class Trial:
     recall: float  #: the smallest of any site
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The settings to use and what was found with them; the last of all trials is theirs."""
+
+    settings: Settings
+    plan: Plan
+    calibration: Calibration
+    trials: tuple[Trial, ...]
+
+
 def within_budget(
     plan: Plan, data: DataSource, settings: Settings, budget: float, progress: Progress
-) -> tuple[Settings, tuple[Trial, ...]]:
-    """The settings to use, and all that was tried, in order; the last trial is theirs."""
+) -> Choice:
+    """The first settings that keep the budget."""
     if not 1 < budget < float("inf"):
         raise UserError(
             f"--budget is {budget:g}; a converted model does all that its source does and more",
@@ -66,7 +76,7 @@ def within_budget(
         trials.append(_trial(candidate, calibration, found.ratio, found.control))
         progress("measuring the cost", 1.0)
         if found.ratio <= budget:
-            return candidate, tuple(trials)
+            return Choice(candidate, tried, calibration, tuple(trials))
     cheapest = min(trials, key=lambda trial: trial.ratio)
     raise UserError(
         f"no settings stay within a budget of {budget:g}: the cheapest, --m {cheapest.m} --k {cheapest.k}, cost "
@@ -121,6 +131,6 @@ def _trial(settings: Settings, calibration: Calibration, ratio: float, control: 
     )
 
 
-def budget_record(budget: float, trials: Sequence[Trial]) -> dict[str, Any]:
+def budget_record(budget: float, choice: Choice) -> dict[str, Any]:
     """What a file says about how its settings were chosen."""
-    return {"budget": budget, "trials": [asdict(trial) for trial in trials]}
+    return {"budget": budget, "trials": [asdict(trial) for trial in choice.trials]}

@@ -22,7 +22,7 @@ import onnx
 
 from gapa_onnx import provenance
 from gapa_onnx.analyse import Plan, analyse, require_convertible
-from gapa_onnx.budget import Trial, budget_record, within_budget
+from gapa_onnx.budget import budget_record, within_budget
 from gapa_onnx.calibrate import Calibration, calibrate
 from gapa_onnx.complete import complete
 from gapa_onnx.data import ImageOptions, open_data
@@ -92,17 +92,17 @@ def convert(
     require_convertible(plan, settings)
     data = open_data(calib, source.inputs, images)
     known = None if targets is None else read_targets(targets, plan.heads, data)
-    trials: tuple[Trial, ...] = ()
-    if budget is not None:
-        settings, trials = within_budget(plan, data, settings, budget, progress)
-        plan = analyse(source, settings)
-    calibration = calibrate(plan, data, settings, progress)
+    if budget is None:
+        calibration = calibrate(plan, data, settings, progress)
+    else:
+        choice = within_budget(plan, data, settings, budget, progress)
+        settings, plan, calibration = choice.settings, choice.plan, choice.calibration
     rewritten = rewrite(plan, calibration, settings)
     emitted = emit(plan, calibration, rewritten, settings)
     converted = complete(emitted, calibration, data, settings, known, progress)
     if budget is not None:
         record = provenance.read(converted)
-        provenance.write(converted, {**record, **budget_record(budget, trials)})
+        provenance.write(converted, {**record, **budget_record(budget, choice)})
     progress("verifying", 0.0)
     sample = data.batches(min(calibration.batch_rows, VERIFIED_ROWS))
     checks = verify(source.given, converted, itertools.islice(sample, 1))

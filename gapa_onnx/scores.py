@@ -15,6 +15,7 @@ import onnx
 
 from gapa_onnx.calibrate import Calibration, SiteFit
 from gapa_onnx.data import DataSource
+from gapa_onnx.inference import row_count
 from gapa_onnx.op.contract import DOMAIN, SPLIT
 from gapa_onnx.runtime import open_session
 from gapa_onnx.splice import extract
@@ -85,7 +86,7 @@ def _chosen_rows(data: DataSource, batch_rows: int, chosen: np.ndarray) -> Itera
     fixed = any(spec.shape and isinstance(spec.shape[0], int) for spec in data.inputs)
     start = 0
     for batch in data.batches(batch_rows):
-        rows = max((len(array) for array in batch.values() if array.ndim), default=1)
+        rows = row_count(batch)
         inside = chosen[(chosen >= start) & (chosen < start + rows)] - start
         if len(inside) and not fixed and len(inside) < rows:
             batch = {

@@ -20,7 +20,7 @@ from gapa_onnx.answers import threshold_name
 from gapa_onnx.data import ImageOptions, open_data
 from gapa_onnx.emit import save
 from gapa_onnx.errors import UserError
-from gapa_onnx.inference import input_specs, open_model
+from gapa_onnx.inference import input_specs, open_model, row_count
 from gapa_onnx.load import read_proto
 from gapa_onnx.scores import ScoreSample, threshold_at
 from gapa_onnx.settings import require_quantile
@@ -143,7 +143,7 @@ def _take_quantiles(
     rows = 0
     for batch in source.batches():
         answers = session.run(names, batch)
-        rows += max((len(array) for array in batch.values() if array.ndim), default=1)
+        rows += row_count(batch)
         for sample, scores in zip(samples, answers):
             sample.add(scores)
     for output, sample in zip(outputs, samples):
