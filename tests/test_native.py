@@ -19,6 +19,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import gapa_onnx
+from gapa_onnx.errors import UserError
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
 from gapa_onnx.runtime import library_path
 
@@ -252,9 +254,9 @@ def test_local_without_a_point_in_reach_explains_nothing() -> None:
 
 
 def test_local_factors_beyond_the_memory_for_them_are_solved_for() -> None:
-    """48 MB hold some 130 factors of 300 neighbours; the points behind them have to give the same answers."""
+    """160 MB hold some 440 factors of 300 neighbours; the points behind them have to give the same answers."""
     rng = np.random.default_rng(14)
-    points = rng.normal(size=(310, D)).astype(np.float32)
+    points = rng.normal(size=(620, D)).astype(np.float32)
     near = np.argsort(squared_distances(points, points), axis=1, kind="stable")
     given = {
         "k": np.array([300], np.int64),
@@ -263,14 +265,14 @@ def test_local_factors_beyond_the_memory_for_them_are_solved_for() -> None:
         "points": points,
         "neighbourhoods": near.astype(np.int32),
         "centroids": points[:1],
-        "list_offsets": np.array([0, 310], np.int64),
+        "list_offsets": np.array([0, 620], np.int64),
         "nprobe": np.array([1], np.int64),
     }
-    query = points[::6] + (0.1 * rng.normal(size=(52, D))).astype(np.float32)
+    query = points[::12] + (0.1 * rng.normal(size=(52, D))).astype(np.float32)
     running = session(model("local", given))
     s, neighbours = run(running, query)
     nearest = np.argmin(squared_distances(query, points), axis=1)
-    assert (nearest < 100).any() and (nearest > 200).any()
+    assert (nearest < 400).any() and (nearest > 500).any()
     np.testing.assert_array_equal(neighbours, near[nearest, :300])
     expected = [reference(q, points[row], given) for q, row in zip(query, neighbours)]
     np.testing.assert_allclose(s[:, 0], expected, rtol=1e-6)
@@ -370,6 +372,55 @@ def test_threads_share_a_session(kind: str) -> None:
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda i: run(running[i % 2], query)[0].tobytes(), range(24)))
     assert results == [expected] * 24
+
+
+# ── fewer neighbours at run time ──────────────────────────────────────────────────────────────
+
+
+def session_with(data: bytes, entry: str) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("ai.gapa.k", entry)
+    options.register_custom_ops_library(str(LIBRARY))
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [1, 5, K, K + 1, 10**17])
+def test_a_session_can_use_fewer_neighbours(kind: str, k: int) -> None:
+    """The same as a file with that k, bit for bit; more than the file has are not to be had."""
+    given = tensors(kind)
+    query = queries(200, inducing_points(given), seed=15)
+    s, neighbours = run(session_with(model(kind, given), str(k)), query)
+    fewer = given | {"k": np.array([min(k, K)], np.int64)}
+    expected_s, expected_neighbours = run(session(model(kind, fewer)), query)
+    assert s.tobytes() == expected_s.tobytes()
+    np.testing.assert_array_equal(neighbours, expected_neighbours)
+    full_s, full_neighbours = run(session(model(kind, given)), query)  # another session is left alone
+    assert full_neighbours.shape[-1] == K
+    if kind in ("flat", "ivf", "ivfpq", "local"):  # the walk of hnsw depends on k
+        np.testing.assert_array_equal(neighbours, full_neighbours[:, :k])
+        assert (s >= full_s - 1e-6).all()
+
+
+@pytest.mark.parametrize("entry", ["0", "-3", "", "many", "5.0", " 5", "9" * 40])
+def test_a_number_of_neighbours_that_is_none_is_refused(entry: str) -> None:
+    with pytest.raises(
+        Exception, match=r"'ai.gapa.k' must be a whole number of neighbours, at least 1, but is"
+    ):
+        session_with(model("flat", tensors("flat")), entry)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_k_of_the_python_session(kind: str) -> None:
+    given = tensors(kind)
+    query = queries(50, inducing_points(given), seed=16)
+    s, _ = run(gapa_onnx.session(model(kind, given), k=4), query)
+    expected, _ = run(session(model(kind, given | {"k": np.array([4], np.int64)})), query)
+    assert s.tobytes() == expected.tobytes()
+    for bad in (0, -1, 2.5, True, "3"):
+        with pytest.raises(UserError, match="k must be a whole number of neighbours"):
+            gapa_onnx.session(model(kind, given), k=bad)
 
 
 # ── shapes and special queries ────────────────────────────────────────────────────────────────
@@ -537,8 +588,27 @@ def test_a_corrupt_tensor_is_refused_with_a_sentence(kind: str, name: str, mutat
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_parameter_that_is_not_constant_is_refused(kind: str) -> None:
     for port in SCHEMAS[kind].constants:
+        if port.name == "points":  # nodes may decode them, see test_points_that_nodes_compute
+            continue
         with pytest.raises(Exception, match=f"{SCHEMAS[kind].name}: input '{port.name}' must be a constant"):
             session(model(kind, tensors(kind), as_graph_input=port.name))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ivfpq"])
+def test_points_that_nodes_compute(kind: str) -> None:
+    """What a graph decodes while nothing folds it comes with every run, and may differ between runs."""
+    given = tensors(kind)
+    queries = np.random.default_rng(3).normal(size=(7, D)).astype(np.float32)
+    constant = run(session(model(kind, given)), queries)
+    running = session(model(kind, given, as_graph_input="points"))
+    for answer, expected in zip(run(running, queries), constant):
+        np.testing.assert_array_equal(answer, expected)
+    broken = given["points"].copy()
+    broken[0, 0] = np.nan
+    with pytest.raises(Exception, match="input 'points' holds a NaN"):
+        running.run(None, {"query": queries, "points": broken})
+    for answer, expected in zip(run(running, queries), constant):  # the session survives
+        np.testing.assert_array_equal(answer, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -40,6 +40,12 @@ def cases() -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
     outlier[777] = 1e6
     large = np.concatenate([normal(500, 8), normal(4, 8, scale=1e30)])
     same = np.tile(normal(1, 10), (1500, 1))
+    # Points near a few directions, which a search by lower bounds is for; queries among them, beside them,
+    # and where the bounds tell nothing.
+    sheet = normal(5, 120) * np.float32(3)
+    flat = normal(4000, 5) @ sheet + normal(4000, 120, scale=0.05)
+    off_sheet = np.concatenate([flat[:30] + normal(30, 120, scale=s) for s in (0.02, 1, 30, 1e20)])
+    flat[50:60] = flat[40]
     return {
         "plain": (normal(3000, 33), normal(70, 33), 50),
         "wide": (normal(900, 777), normal(20, 777), 20),  # not a multiple of any vector
@@ -55,6 +61,9 @@ def cases() -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
         "scores that would overflow": (large, np.concatenate([large[-4:], normal(6, 8)]), 12),
         "queries that would overflow": (normal(300, 8), normal(6, 8, scale=1e25), 12),
         "numbers that underflow": (normal(400, 8, scale=1e-30), normal(10, 8, scale=1e-30), 9),
+        "few directions": (flat, off_sheet, 50),
+        "few directions, the nearest": (flat, off_sheet, 1),
+        "few directions, all rows": (flat[:600], off_sheet[::3], 600),
         "equal points": (same, same[:3] + np.float32(0.125), 40),
         "split over threads": (normal(6000, 200), normal(3, 200), 50),
     }

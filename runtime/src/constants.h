@@ -54,19 +54,40 @@ class ConstantReader {
   ConstantReader(const ort::Api* api, const ort::KernelInfo* info, const OpSchema& schema)
       : api_(api), info_(info), schema_(schema) {}
 
+  /// Reads them from a run instead; what it returns is valid until that ends.
+  ConstantReader(const ort::Api* api, const ort::KernelContext* context, const OpSchema& schema)
+      : api_(api), context_(context), schema_(schema) {}
+
+  const OpSchema& schema() const { return schema_; }
+
   [[noreturn]] void refuse(size_t input, const std::string& why) const {
     throw ModelError(std::string(schema_.name) + ": input '" + schema_.inputs[input].name + "' " +
                      why + ".");
   }
 
-  template <typename T>
-  Tensor<T> tensor(size_t input) const {
-    int is_constant = 0;
+  /// nullptr for an input that is not constant.
+  const ort::Value* value(size_t input) const {
     const ort::Value* value = nullptr;
+    if (context_ != nullptr) {
+      check(api_, ort::KernelContext_GetInput(api_, context_, input, &value));
+      return value;
+    }
+    int is_constant = 0;
     check(api_, ort::KernelInfoGetConstantInput_tensor(api_, info_, input, &is_constant, &value));
-    if (!is_constant || value == nullptr) {
+    return is_constant ? value : nullptr;
+  }
+
+  const ort::Value* require(size_t input) const {
+    const ort::Value* found = value(input);
+    if (found == nullptr) {
       refuse(input, "must be a constant (an initializer that is not also a graph input)");
     }
+    return found;
+  }
+
+  template <typename T>
+  Tensor<T> tensor(size_t input) const {
+    const ort::Value* value = require(input);
     const TensorInfo info = TensorInfo::of(api_, value);
     if (info.element_type() != element_type<T>()) refuse(input, "has the wrong element type");
     Tensor<T> tensor;
@@ -127,7 +148,8 @@ class ConstantReader {
 
  private:
   const ort::Api* api_;
-  const ort::KernelInfo* info_;
+  const ort::KernelInfo* info_ = nullptr;
+  const ort::KernelContext* context_ = nullptr;
   const OpSchema& schema_;
 };
 

@@ -3,6 +3,8 @@
 // gapa_onnx/op/contract.py is the contract, and the tests build their models from it.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -45,6 +47,9 @@ struct OpSchema {
 
   /// Called by onnxruntime while it loads a graph.
   void (*infer_shapes)(const ort::Api* api, ort::ShapeInferContext* context);
+
+  /// No operator of the session uses more neighbours than this, whatever its file says.
+  int64_t most_neighbours = std::numeric_limits<int64_t>::max();
 };
 
 }  // namespace gapa

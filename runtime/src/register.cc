@@ -1,19 +1,24 @@
 // The library's entry point: RegisterCustomOps, as onnxruntime calls it.
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gapa/ort_abi.h"
 #include "gapa_activation/schema.h"
-#include "gapa_split/schema.h"
+#include "gapa_classes/schema.h"
 #include "operator.h"
 #include "status.h"
 
 namespace gapa {
 namespace {
+
+constexpr const char* kMostNeighboursKey = "ai.gapa.k";
+constexpr size_t kMostDigits = 18;  // of a number that certainly fits
 
 /// One operator as onnxruntime sees it; the callbacks get it back as their first argument.
 struct RegisteredOp : ort::CustomOp {
@@ -71,30 +76,50 @@ struct RegisteredOp : ort::CustomOp {
 };
 
 /// All operators, in the order in which they are registered.
-const std::vector<OpSchema>& schemas() {
-  static const auto& all = *new const std::vector<OpSchema>([] {
-    std::vector<OpSchema> found = activation_schemas();
-    found.push_back(split_schema());
-    return found;
-  }());
+std::vector<OpSchema> schemas(int64_t most_neighbours) {
+  std::vector<OpSchema> all = activation_schemas();
+  all.push_back(classes_schema());
+  for (OpSchema& schema : all) schema.most_neighbours = most_neighbours;
   return all;
 }
 
+/// The session's config entry `ai.gapa.k`, which lowers k of its operators.
+int64_t most_neighbours(const ort::Api* api, const ort::SessionOptions* options) {
+  int is_there = 0;
+  check(api, ort::HasSessionConfigEntry(api, options, kMostNeighboursKey, &is_there));
+  if (!is_there) return std::numeric_limits<int64_t>::max();
+  size_t size = 0;
+  check(api, ort::GetSessionConfigEntry(api, options, kMostNeighboursKey, nullptr, &size));
+  std::string text(size, '\0');
+  check(api, ort::GetSessionConfigEntry(api, options, kMostNeighboursKey, text.data(), &size));
+  text.resize(size > 0 ? size - 1 : 0);
+  const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  const int64_t k = digits && text.size() <= kMostDigits ? std::stoll(text) : 0;
+  if (k < 1) {
+    throw ModelError(std::string("gapa-onnx: the session config entry '") + kMostNeighboursKey +
+                     "' must be a whole number of neighbours, at least 1, but is '" + text + "'.");
+  }
+  return k;
+}
+
 /// Sessions refer to the domain and its operators for as long as they live, so these are never
-/// released. A process may hold several copies of onnxruntime: one domain for each.
-ort::CustomOpDomain* domain_for(const ort::Api* api) {
+/// released. A process may hold several copies of onnxruntime, and sessions that differ in their most
+/// neighbours: one domain for each.
+ort::CustomOpDomain* domain_for(const ort::Api* api, int64_t most_neighbours) {
   struct Registration {
     ort::CustomOpDomain* domain = nullptr;
+    std::vector<OpSchema> schemas;
     std::vector<std::unique_ptr<RegisteredOp>> ops;
   };
-  static auto& registrations = *new std::map<const ort::Api*, Registration>;
+  static auto& registrations = *new std::map<std::pair<const ort::Api*, int64_t>, Registration>;
   static auto& mutex = *new std::mutex;
   const std::lock_guard<std::mutex> lock(mutex);
-  Registration& registration = registrations[api];
+  Registration& registration = registrations[{api, most_neighbours}];
   if (registration.domain == nullptr) {
     ort::CustomOpDomain* domain = nullptr;
     check(api, ort::CreateCustomOpDomain(api, kDomain, &domain));
-    for (const OpSchema& schema : schemas()) {
+    registration.schemas = schemas(most_neighbours);
+    for (const OpSchema& schema : registration.schemas) {
       registration.ops.push_back(std::make_unique<RegisteredOp>(api, &schema));
       check(api, ort::CustomOpDomain_Add(api, domain, registration.ops.back().get()));
     }
@@ -127,6 +152,7 @@ extern "C" __attribute__((visibility("default"))) gapa::ort::Status* RegisterCus
     if (!why.empty()) throw ModelError(why);
     const ort::Api* api = base->GetApi(ort::kOldestVersion);
     if (api == nullptr) throw ModelError("gapa-onnx: onnxruntime does not offer its C API 17.");
-    check(api, ort::AddCustomOpDomain(api, options, domain_for(api)));
+    check(api, ort::AddCustomOpDomain(api, options,
+                                      domain_for(api, most_neighbours(api, options))));
   });
 }

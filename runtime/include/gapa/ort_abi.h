@@ -123,6 +123,13 @@ inline constexpr Slot<96, void(Value*)> ReleaseValue{};
 inline constexpr Slot<98, void(TypeInfo*)> ReleaseTypeInfo{};
 inline constexpr Slot<99, void(TensorInfo*)> ReleaseTensorTypeAndShapeInfo{};
 inline constexpr Slot<100, void(SessionOptions*)> ReleaseSessionOptions{};
+/// Since 1.14.
+inline constexpr Slot<237, Status*(const SessionOptions*, const char* key, int* is_there)>
+    HasSessionConfigEntry{};
+/// Since 1.14. `size` is that of the text with its end; with a null text it is only told.
+inline constexpr Slot<238,
+                      Status*(const SessionOptions*, const char* key, char* text, size_t* size)>
+    GetSessionConfigEntry{};
 /// Since 1.15. The value belongs to onnxruntime and lives as long as the kernel.
 inline constexpr Slot<249, Status*(const KernelInfo*, size_t, int* is_constant, const Value**)>
     KernelInfoGetConstantInput_tensor{};

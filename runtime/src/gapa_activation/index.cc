@@ -15,6 +15,7 @@
 #include <numeric>
 
 #include "gapa_activation/ranking.h"
+#include "gapa_activation/reduced.h"
 #include "gapa_activation/scan.h"
 #include "simd/kernels.h"
 
@@ -30,13 +31,17 @@ constexpr int64_t kTieMargin = 8;
 
 class FlatIndex : public Index {
  public:
-  FlatIndex(const Parameters& parameters, const Tensor<float>& points)
-      : points_(points.data), packed_(points.data, parameters.count, parameters.dim) {}
+  /// Made for searches of the k nearest.
+  FlatIndex(const Parameters& parameters, const Tensor<float>& points, int64_t k)
+      : points_(points.data),
+        packed_(points.data, parameters.count, parameters.dim),
+        reduced_(ReducedPoints::make(points.data, parameters.count, parameters.dim, k)) {}
 
   /// Beyond the caches a block should be large, as each one reads all points. Where there are too
   /// few queries for that, threads share the points instead.
   Split split(int64_t queries) const override {
-    const int64_t parts = packed_.count() * packed_.dim() / kSmallestPart;
+    const int64_t width = reduced_ ? reduced_->width() : packed_.dim();
+    const int64_t parts = packed_.count() * width / kSmallestPart;
     if (parts < 2) return Index::split(queries);
     if (queries > kFewQueries) return {std::clamp<int64_t>(queries / 4, kFewQueries, 128), 1};
     return {queries, std::min<int64_t>(parts, queries <= 4 ? 16 : 4)};
@@ -44,10 +49,17 @@ class FlatIndex : public Index {
 
   void search(const Queries& queries, int64_t k, int64_t part, int64_t parts,
               Rows* rows) const override {
-    const int64_t count = packed_.count();
-    Scan scan(packed_, queries, k);
-    scan.over(count * part / parts, count * (part + 1) / parts);
-    for (size_t i = 0; i < queries.size(); ++i) scan.finish(i, &(*rows)[i]);
+    const int64_t begin = packed_.count() * part / parts;
+    const int64_t end = packed_.count() * (part + 1) / parts;
+    if (!reduced_) return scan(queries, k, begin, end, rows);
+    std::vector<int32_t> unsettled;
+    reduced_->search(queries, k, begin, end, rows, &unsettled);
+    if (unsettled.empty()) return;
+    Queries others;
+    for (const int32_t i : unsettled) others.push_back(queries[i]);
+    Rows found(others.size());
+    scan(others, k, begin, end, &found);
+    for (size_t i = 0; i < unsettled.size(); ++i) (*rows)[unsettled[i]] = std::move(found[i]);
   }
 
   const float* point(int64_t row, float*) const override { return points_ + row * packed_.dim(); }
@@ -56,8 +68,15 @@ class FlatIndex : public Index {
   static constexpr int64_t kSmallestPart = 1 << 19;  // numbers: 2 MB
   static constexpr int64_t kFewQueries = 32;
 
+  void scan(const Queries& queries, int64_t k, int64_t begin, int64_t end, Rows* rows) const {
+    Scan scan(packed_, queries, k);
+    scan.over(begin, end);
+    for (size_t i = 0; i < queries.size(); ++i) scan.finish(i, &(*rows)[i]);
+  }
+
   const float* points_;  ///< (M, d)
   PackedPoints packed_;
+  std::unique_ptr<const ReducedPoints> reduced_;  ///< nullptr where it would not pay
 };
 
 /// What IVF and IVFPQ share: rows sorted by list, and the lists of a query.
@@ -329,7 +348,7 @@ std::unique_ptr<Index> make_index(const Parameters& parameters) {
   struct Maker {
     const Parameters& parameters;
     std::unique_ptr<Index> operator()(const FlatParts& parts) const {
-      return std::make_unique<FlatIndex>(parameters, parts.points);
+      return std::make_unique<FlatIndex>(parameters, parts.points, parameters.k);
     }
     std::unique_ptr<Index> operator()(const IvfParts& parts) const {
       return std::make_unique<IvfIndex>(parameters, parts.points, parts.lists);
@@ -342,7 +361,7 @@ std::unique_ptr<Index> make_index(const Parameters& parameters) {
     }
     std::unique_ptr<Index> operator()(const LocalParts& parts) const {
       if (parts.lists.nprobe == parts.lists.centroids.shape[0]) {
-        return std::make_unique<FlatIndex>(parameters, parts.points);
+        return std::make_unique<FlatIndex>(parameters, parts.points, /*k=*/1);
       }
       return std::make_unique<IvfIndex>(parameters, parts.points, parts.lists);
     }

@@ -21,10 +21,6 @@ constexpr int64_t kLeastLocalBlock = 16, kMostLocalBlock = 128;
 
 }  // namespace
 
-ActivationKernel::ActivationKernel(const ort::Api* api, const ort::KernelInfo* info,
-                                   const OpSchema& schema, IndexKind kind)
-    : ActivationKernel(api, schema, read_parameters(api, info, schema, kind)) {}
-
 ActivationKernel::ActivationKernel(const ort::Api* api, const OpSchema& schema,
                                    const Parameters& parameters)
     : Kernel(api, schema.name),
@@ -36,6 +32,11 @@ ActivationKernel::ActivationKernel(const ort::Api* api, const OpSchema& schema,
   if (const auto* parts = std::get_if<LocalParts>(&parameters.index)) {
     local_ = std::make_unique<LocalFactors>(parameters, *parts);
   }
+}
+
+void UnfoldedKernel::compute(ort::KernelContext* context) const {
+  const Parameters parameters = read_parameters(ConstantReader(api_, context, schema_), kind_);
+  ActivationKernel(api_, schema_, parameters).compute(context);
 }
 
 void ActivationKernel::compute(ort::KernelContext* context) const {

@@ -19,15 +19,12 @@ namespace gapa {
 /// the position in it, the number of threads or the optimisation level.
 class ActivationKernel : public Kernel {
  public:
-  /// Throws ModelError if a constant input is missing or corrupt.
-  ActivationKernel(const ort::Api* api, const ort::KernelInfo* info, const OpSchema& schema,
-                   IndexKind kind);
+  /// The parameters' tensors must outlive the kernel.
+  ActivationKernel(const ort::Api* api, const OpSchema& schema, const Parameters& parameters);
 
   void compute(ort::KernelContext* context) const override;
 
  private:
-  ActivationKernel(const ort::Api* api, const OpSchema& schema, const Parameters& parameters);
-
   using Rows = std::vector<int64_t>;
 
   /// The queries that have an answer, and where in the whole batch they stand.
@@ -49,6 +46,21 @@ class ActivationKernel : public Kernel {
   double length_scale_, jitter_;
   std::unique_ptr<const Index> index_;
   std::unique_ptr<const LocalFactors> local_;  ///< nullptr for the other kinds
+};
+
+/// For points that the graph itself computes, from a smaller format in which the file stores them. Where
+/// onnxruntime folds constants there are none; where that is switched off the points come with every run,
+/// and what is made of them lasts for that run.
+class UnfoldedKernel : public Kernel {
+ public:
+  UnfoldedKernel(const ort::Api* api, const OpSchema& schema, IndexKind kind)
+      : Kernel(api, schema.name), schema_(schema), kind_(kind) {}
+
+  void compute(ort::KernelContext* context) const override;
+
+ private:
+  const OpSchema& schema_;
+  IndexKind kind_;
 };
 
 }  // namespace gapa

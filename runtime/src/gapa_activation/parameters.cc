@@ -17,7 +17,7 @@ constexpr int64_t kCodesPerBook = 256;
 /// Reads what the kinds of index are made of.
 class Reader : public ConstantReader {
  public:
-  using ConstantReader::ConstantReader;
+  explicit Reader(const ConstantReader& reader) : ConstantReader(reader) {}
 
   Tensor<float> points(size_t input) const {
     Tensor<float> points = finite(input, 2);
@@ -175,9 +175,8 @@ class Reader : public ConstantReader {
 
 }  // namespace
 
-Parameters read_parameters(const ort::Api* api, const ort::KernelInfo* info,
-                           const OpSchema& schema, IndexKind kind) {
-  const Reader reader(api, info, schema);
+Parameters read_parameters(const ConstantReader& constants, IndexKind kind) {
+  const Reader reader(constants);
   Parameters parameters;
   int64_t most_neighbours = 0;
   const auto shaped_like = [&](const Tensor<float>& points) {
@@ -223,7 +222,8 @@ Parameters read_parameters(const ort::Api* api, const ort::KernelInfo* info,
       break;
     }
   }
-  parameters.k = reader.integer(kK, 1, most_neighbours);
+  parameters.k = std::min(reader.integer(kK, 1, most_neighbours),
+                          reader.schema().most_neighbours);
   parameters.length_scale = reader.positive(kLengthScale);
   parameters.jitter = reader.positive(kJitter);
   return parameters;

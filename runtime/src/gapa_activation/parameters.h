@@ -65,7 +65,6 @@ struct Parameters {
 };
 
 /// Throws ModelError with a sentence that names the operator and the input.
-Parameters read_parameters(const ort::Api* api, const ort::KernelInfo* info,
-                           const OpSchema& schema, IndexKind kind);
+Parameters read_parameters(const ConstantReader& reader, IndexKind kind);
 
 }  // namespace gapa

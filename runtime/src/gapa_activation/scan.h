@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "aligned.h"
+#include "scratch.h"
 #include "simd/kernels.h"
 
 namespace gapa {
@@ -72,9 +73,9 @@ class Scan {
   int64_t k_, tile_points_;
   int64_t first_room_;  ///< candidates that a query has room for at first
   std::vector<int32_t> all_;            ///< (n): 0, 1, …
-  AlignedArray<float> centred_;         ///< (n, d)
-  AlignedArray<float> scores_;          ///< (n, first room)
-  AlignedArray<int32_t> rows_;          ///< (n, first room)
+  Scratch<float> centred_;         ///< (n, d)
+  Scratch<float> scores_;          ///< (n, first room)
+  Scratch<int32_t> rows_;          ///< (n, first room)
   std::vector<float> query_norms_;      ///< (n)
   std::vector<Candidates> candidates_;  ///< (n)
   std::vector<simd::Shortlist> lists_;  ///< (n): the candidates as the kernels see them

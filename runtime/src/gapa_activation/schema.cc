@@ -9,7 +9,15 @@ namespace {
 template <IndexKind kind>
 std::unique_ptr<Kernel> create(const ort::Api* api, const ort::KernelInfo* info,
                                const OpSchema& schema) {
-  return std::make_unique<ActivationKernel>(api, info, schema, kind);
+  const ConstantReader reader(api, info, schema);
+  // Codes are stored as they are: only points may come out of nodes of the graph.
+  if (kind != IndexKind::kIvfpq && reader.value(kFirstOfIndex) == nullptr) {
+    for (size_t input = kK; input < schema.inputs.size(); ++input) {
+      if (input != kFirstOfIndex) reader.require(input);
+    }
+    return std::make_unique<UnfoldedKernel>(api, schema, kind);
+  }
+  return std::make_unique<ActivationKernel>(api, schema, read_parameters(reader, kind));
 }
 
 /// Only s: the last axis of the neighbours is the value of k, which is not known here.

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "aligned.h"
 #include "gapa_activation/ranking.h"
+#include "scratch.h"
 
 namespace gapa {
 
@@ -43,10 +43,10 @@ class Solver {
   int64_t stride_ = 0;  ///< of the matrices at hand
   // Rows and columns below: the neighbours, the query, zeros up to the width of the kernels' tiles.
   int64_t size_;
-  AlignedArray<double> scratch_;  ///< (axes at a time, size): centred points
-  AlignedArray<double> squared_;  ///< (size)
-  AlignedArray<double> gram_;     ///< (size, size) by columns, lower triangle
-  AlignedArray<double> factor_;   ///< (size, size) by columns, lower triangle
+  Scratch<double> scratch_;  ///< (axes at a time, size): centred points
+  Scratch<double> squared_;  ///< (size)
+  Scratch<double> gram_;     ///< (size, size) by columns, lower triangle
+  Scratch<double> factor_;   ///< (size, size) by columns, lower triangle
   std::vector<const float*> points_;
 };
 

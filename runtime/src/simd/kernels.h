@@ -51,15 +51,22 @@ inline constexpr int64_t kGramAxes = 64;
 
 /// What stands for Gaussian noise.
 struct Noise {
-  const float* values;    ///< (columns, stride): a column of points after the other
+  const double* values;   ///< (columns, stride): a column of points after the other
   const double* weights;  ///< (stride): of each point, 0 for those that only fill the stride
   int64_t columns;
   int64_t stride;  ///< a multiple of Kernels::lanes
 };
 
-/// The entropies of one row, in nats.
-struct Entropies {
-  double total, aleatoric, epistemic;
+/// Rows of logits: class c of row i is at c · class_step + i · row_step. One of the steps is 1.
+struct Logits {
+  const float *mean, *var;
+  const float* output;  ///< whose first class of the largest is kept
+  int64_t classes, class_step, row_step;
+};
+
+/// What is told of them. Each may be nullptr; `probs` lies like the logits, the others one per row.
+struct ClassesAnswers {
+  float *probs, *entropy, *aleatoric, *epistemic, *score;
 };
 
 struct Kernels {
@@ -75,6 +82,10 @@ struct Kernels {
   /// to = x − centre in float32, d numbers; returns ‖to‖².
   double (*centred)(const float* x, const float* centre, int64_t dim, float* to);
 
+  /// u = x − centre, d numbers, and to[r] = u · row r of the basis, (rows, d); returns ‖u‖².
+  double (*projected)(const float* x, const float* centre, const double* basis, int64_t rows,
+                      int64_t dim, double* u, double* to);
+
   /// How far the score of each candidate may be off, and the score plus that: error(n) = a n (n/2 + q)
   /// + b (1 + n + q) with n = norms[row >> lane bits]. Returns the least and the largest of the sums.
   Range (*worst_scores)(const Shortlist& list, const float* norms, const ErrorBound& error,
@@ -82,6 +93,12 @@ struct Kernels {
 
   /// Keeps the candidates whose score minus error is at most `bound`.
   void (*keep)(Shortlist* list, const float* errors, float bound);
+
+  /// The least and the largest of the values.
+  Range (*range)(const float* values, int64_t count);
+
+  /// Writes the positions of the values that are at most `bound`; returns how many.
+  int64_t (*positions_up_to)(const float* values, int64_t count, float bound, int32_t* positions);
 
   /// How many of the values are at most `bound`.
   int64_t (*count_up_to)(const float* values, int64_t count, float bound);
@@ -116,13 +133,16 @@ struct Kernels {
   double (*explained)(const float* points, const int32_t* rows, int64_t count, const float* query,
                       int64_t dim, double scale, const double* known, double* room);
 
-  /// Numbers that split() needs to work with.
-  int64_t (*split_room)(int64_t classes);
+  /// Numbers that classes() needs to work with.
+  int64_t (*classes_room)(int64_t classes);
 
-  /// The entropies of softmax(mean + √var · noise), where the class of rank r takes column r mod
-  /// `columns`. NaN for a row with a NaN, a mean of +∞, or a variance that is negative or infinite.
-  Entropies (*split)(const Noise& noise, const float* mean, const float* var, int64_t classes,
-                     double* room);
+  /// Probabilities softmax(mean / √(1 + π/8 · mean of var)), where the kept class has the largest and
+  /// no other the same; the entropies of softmax(mean + √var · noise), where the class of rank r takes
+  /// column r mod `columns`; the mean of var. NaN for a row with a NaN or a mean of +∞, and for the
+  /// entropies of one with a variance that is negative or infinite. A row's answers depend on that row
+  /// alone, bit for bit.
+  void (*classes)(const Noise& noise, const Logits& logits, int64_t rows, double* room,
+                  const ClassesAnswers& answers);
 };
 
 /// The kernels for this CPU, chosen once. GAPA_ONNX_ISA=generic or avx2 holds them lower.

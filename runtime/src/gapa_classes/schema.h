@@ -1,0 +1,10 @@
+// The operator for heads: probabilities of uncertain logits, and where their uncertainty comes from.
+#pragma once
+
+#include "operator.h"
+
+namespace gapa {
+
+OpSchema classes_schema();
+
+}  // namespace gapa
