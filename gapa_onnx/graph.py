@@ -1,7 +1,7 @@
 """Arithmetic on graph values: how rules write ONNX nodes as mathematics.
 
 A `VarianceGraph` collects the nodes that are added beside the source graph; it never holds a
-source node. A `Value` is one tensor of either graph. `a * b + 1` emits a Mul and an Add.
+source node. A `Value` (`values`) is one tensor of either graph. `a * b + 1` emits a Mul and an Add.
 
 Names: what is emitted for the source tensor `y` is called `y/var`, its intermediate steps
 `y/var/1`, `y/var/2`, …, so that a viewer shows the variance beside what it belongs to.
@@ -18,151 +18,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-Number = int | float
+from gapa_onnx.values import Deferred, Value
 
-
-class Value:
-    """One tensor, with operators that emit nodes."""
-
-    __slots__ = ("graph", "name", "dtype")
-
-    def __init__(self, graph: VarianceGraph, name: str, dtype: np.dtype):
-        self.graph = graph
-        self.name = name
-        self.dtype = np.dtype(dtype)
-
-    def __repr__(self) -> str:
-        return f"Value({self.name!r}, {self.dtype})"
-
-    def __add__(self, other: Value | Number) -> Value:
-        return self if _is(other, 0) else self.graph.emit("Add", self, self._lift(other))
-
-    def __radd__(self, other: Number) -> Value:
-        return self + other
-
-    def __sub__(self, other: Value | Number) -> Value:
-        return self if _is(other, 0) else self.graph.emit("Sub", self, self._lift(other))
-
-    def __rsub__(self, other: Number) -> Value:
-        return self.graph.emit("Sub", self._lift(other), self)
-
-    def __mul__(self, other: Value | Number) -> Value:
-        return self if _is(other, 1) else self.graph.emit("Mul", self, self._lift(other))
-
-    def __rmul__(self, other: Number) -> Value:
-        return self * other
-
-    def __truediv__(self, other: Value | Number) -> Value:
-        return self if _is(other, 1) else self.graph.emit("Div", self, self._lift(other))
-
-    def __rtruediv__(self, other: Number) -> Value:
-        return self.graph.emit("Div", self._lift(other), self)
-
-    def __neg__(self) -> Value:
-        return self.graph.emit("Neg", self)
-
-    def __gt__(self, other: Value | Number) -> Value:
-        """1 where true and 0 elsewhere, in this value's own type, so that masks multiply."""
-        return self.graph.mask("Greater", self, self._lift(other))
-
-    def __lt__(self, other: Value | Number) -> Value:
-        return self.graph.mask("Less", self, self._lift(other))
-
-    def __ge__(self, other: Value | Number) -> Value:
-        return 1 - (self < other)
-
-    def __le__(self, other: Value | Number) -> Value:
-        return 1 - (self > other)
-
-    @property
-    def squared(self) -> Value:
-        return self * self
-
-    def exp(self) -> Value:
-        return self.graph.emit("Exp", self)
-
-    def tanh(self) -> Value:
-        return self.graph.emit("Tanh", self)
-
-    def sigmoid(self) -> Value:
-        return self.graph.emit("Sigmoid", self)
-
-    def erf(self) -> Value:
-        return self.graph.emit("Erf", self)
-
-    def sqrt(self) -> Value:
-        return self.graph.emit("Sqrt", self)
-
-    def cos(self) -> Value:
-        return self.graph.emit("Cos", self)
-
-    def sin(self) -> Value:
-        return self.graph.emit("Sin", self)
-
-    def abs(self) -> Value:
-        return self.graph.emit("Abs", self)
-
-    def _lift(self, other: Value | Number) -> Value:
-        return other if isinstance(other, Value) else self.graph.constant(np.asarray(other, self.dtype))
-
-
-class Scaled(Value):
-    """scale · profile, which is multiplied out only when something reads it as one tensor.
-
-    Behind a site the variance is one number per query times a constant vector. A layer maps it to the same
-    number times another vector, and vectors that follow from constants alone are computed once, at load:
-    what is left at run time is one multiplication.
-
-    Parameters
-    ----------
-    scale: 1 long on the axis of the features.
-    profile: the features; all other axes are missing or 1 long.
-    axis: of the features: -1 (the last) or 1 (of feature maps).
-    label: the name of the product, the next one of the scope for None.
-    """
-
-    __slots__ = ("scale", "profile", "axis", "label", "_product")
-
-    def __init__(self, scale: Value, profile: Value, axis: int, label: str | None = None):
-        self.graph, self.dtype = scale.graph, scale.dtype
-        self.scale, self.profile, self.axis, self.label = scale, profile, axis, label
-        self._product: Value | None = None
-
-    def __repr__(self) -> str:
-        return f"Scaled({self.scale!r}, {self.profile!r})"
-
-    @property
-    def product(self) -> Value:
-        if self._product is None:
-            product = self.graph.emit("Mul", self.scale, self.profile)
-            self._product = self.graph.rename(product, self.label) if self.label else product
-        return self._product
-
-    @property
-    def name(self) -> str:
-        return self.product.name
-
-    @property
-    def is_multiplied(self) -> bool:
-        return self._product is not None
-
-    def with_profile(self, profile: Value) -> Scaled:
-        """The same scale of another vector."""
-        return Scaled(self.scale, profile, self.axis)
-
-    def __mul__(self, other: Value | Number) -> Value:
-        if not isinstance(other, Value) or self.graph.is_constant(other):
-            return self if _is(other, 1) else self.with_profile(self.profile * other)
-        return super().__mul__(other)
-
-    def __truediv__(self, other: Value | Number) -> Value:
-        if not isinstance(other, Value) or self.graph.is_constant(other):
-            return self if _is(other, 1) else self.with_profile(self.profile / other)
-        return super().__truediv__(other)
-
-
-def _is(other: Value | Number, number: Number) -> bool:
-    return not isinstance(other, Value) and other == number
+__all__ = ["Value", "VarianceGraph", "names_read"]
 
 
 class VarianceGraph:
@@ -221,7 +79,9 @@ class VarianceGraph:
         return Value(self, name, array.dtype)
 
     def is_constant(self, value: Value) -> bool:
-        """Whether a value is the same in every run."""
+        """Whether a value is the same in every run; what is deferred depends on a site."""
+        if isinstance(value, Deferred):
+            return False
         tensor = self._tensors[value.name]
         if isinstance(tensor, gs.Constant) or value.name in self._constants:
             return True
@@ -256,8 +116,8 @@ class VarianceGraph:
     def rename(self, value: Value, name: str) -> Value:
         """Give an emitted value its final name; a value of the source graph, or one that has a
         final name already, keeps its own."""
-        if isinstance(value, Scaled):
-            value.label = value.label if value.is_multiplied else name
+        if isinstance(value, Deferred):
+            value.label = value.label if value.is_written else name
             return value
         if not self._tensors[value.name].inputs or value.name in self._final:
             return value
@@ -270,7 +130,7 @@ class VarianceGraph:
         No Identity if it can be helped: onnxruntime 1.31 fails to load a MatMul and BatchNormalization
         whose input is also read by an Identity that is an output.
         """
-        value = value.product if isinstance(value, Scaled) else value
+        value = value.tensor if isinstance(value, Deferred) else value
         if not self._tensors[value.name].inputs or value.name in self._fixed:
             return self.emit("Identity", value, names=(name,))
         self._fixed.add(self._set_name(value, name))
@@ -334,7 +194,12 @@ class VarianceGraph:
         )
 
     def mask(self, comparison: str, a: Value, b: Value) -> Value:
-        return self.cast(self.emit(comparison, a, b, dtype=np.bool_), a.dtype)
+        return self.as_mask(self.cast(self.emit(comparison, a, b, dtype=np.bool_), a.dtype))
+
+    def as_mask(self, value: Value) -> Value:
+        """The same value, known to consist of zeros and ones."""
+        value.is_mask = True
+        return value
 
     def reduce(self, op_type: str, value: Value, axes: Sequence[int] | None, keepdims: bool = True) -> Value:
         """ReduceSum takes its axes as an input from opset 13 on, the other reductions from 18 on."""

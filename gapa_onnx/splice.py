@@ -23,6 +23,7 @@ RANDOM = {
 OPAQUE_IDENTITY = (
     "Sum"  # of one tensor: no operation either, but one that optimisers neither remove nor merge
 )
+OPAQUE_ADD = "Sum"  # of two tensors: rounds like Add, and is not merged with one
 FUNCTIONS_IR = 8  # the first IR version with model-local functions
 
 

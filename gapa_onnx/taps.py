@@ -5,7 +5,8 @@ round differently. A variance node that reads such an interior tensor would undo
 the last bits of the predictions. So the source model is optimised once to see which tensors are left,
 and a tensor that is not is computed again from those that are, if cheap nodes suffice:
 
-    x = Add(residual, y) is swallowed by a fused LayerNormalization   →   x/again = Add(residual/tap, y/tap)
+    x = Sub(residual, y) is swallowed by a fused LayerNormalization   →   x/again = Sub(residual/tap, y/tap)
+    x = Add(residual, y)                                              →   x/again = Sum(residual, y)
 
 where t/tap = Sum(t), the identity in a form that common-subexpression elimination does not see through.
 What would need a layer again (the input of a Relu that is fused into a convolution) is read as it is;
@@ -25,7 +26,7 @@ from gapa_onnx.placement import constant_tensors
 from gapa_onnx.protos import is_large
 from gapa_onnx.rules.view import is_float
 from gapa_onnx.runtime import session_options
-from gapa_onnx.splice import OPAQUE_IDENTITY
+from gapa_onnx.splice import OPAQUE_ADD, OPAQUE_IDENTITY
 
 MOST_NODES = 24  # computed again for one tensor
 
@@ -58,6 +59,7 @@ class _Again:
     def __init__(self, source: SourceModel, left: set[str]):
         self.nodes: list[onnx.NodeProto] = []
         self._left = left | {value.name for value in source.proto.graph.input}
+        self._opset = source.opset
         self._constants = constant_tensors(source)
         self._producers = {name: node for node in source.proto.graph.node for name in node.output if name}
         self._tensors = source.graph.tensors()
@@ -77,8 +79,10 @@ class _Again:
         for node in needed:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
+            opaque = node.op_type == "Add" and self._opset >= 8  # Sum broadcasts from there on
+            copy.op_type = OPAQUE_ADD if opaque else node.op_type
             for position, read in enumerate(node.input):
-                copy.input[position] = self._renamed.get(read) or self._tap(read)
+                copy.input[position] = self._renamed.get(read) or (read if opaque else self._tap(read))
             for position, made in enumerate(node.output):
                 if made:
                     copy.output[position] = self._renamed[made] = f"{made}/again"

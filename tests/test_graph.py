@@ -289,3 +289,26 @@ def test_export_of_attributes() -> None:
     (node,) = graph.to_proto([value]).node
     assert {a.name: helper.get_attribute_value(a) for a in node.attribute} == {"alpha": 0.5, "transB": 1}
     assert node.domain == "" and isinstance(node, onnx.NodeProto)
+
+
+# ------------------------------------------------------------------------------- masks
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_above_zero_is_one_and_all_else_zero(dtype: type) -> None:
+    graph = new_graph()
+    tiny = np.finfo(np.float32).tiny  # the smallest normal number
+    x = np.array([-np.inf, -3, -tiny, -0.0, 0, tiny, 1e-20, 2, np.inf], dtype)
+    found = run(graph.tensor("x", dtype) > 0, x=x)
+    np.testing.assert_array_equal(found, (x > 0).astype(dtype))
+    assert found.dtype == dtype
+
+
+def test_a_mask_is_its_own_square() -> None:
+    graph = new_graph()
+    x = graph.tensor("x", np.float32)
+    for mask in (x > 0, x > 1, x < 0.5):
+        nodes = len(graph.nodes)
+        assert mask.squared is mask
+        assert len(graph.nodes) == nodes
+    assert x.squared is not x

@@ -7,7 +7,7 @@ the one from the flat side (Relu at 0: 0), which is what a unit that is switched
 
 from __future__ import annotations
 
-from math import pi, sqrt
+from math import log, pi, sqrt
 
 from gapa_onnx.graph import Value
 from gapa_onnx.rules.registry import Accuracy, deterministic, elementwise, first_order, rule
@@ -103,8 +103,9 @@ def _gelu_slope(y: Value, x: Value, *, approximate="none") -> Value:
         inner = sqrt(2 / pi) * (x + 0.044715 * (x * x * x))
         t = inner.tanh()
         return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (sqrt(2 / pi) * (1 + 3 * 0.044715 * (x * x)))
-    cdf = 0.5 * (1 + (x * (1 / sqrt(2))).erf())
-    return cdf + x * (-0.5 * (x * x)).exp() * (1 / sqrt(2 * pi))
+    # Φ(x) + x φ(x) in terms of t = x / √2, with the factor of φ inside its exponent: these maps are wide.
+    t = x * sqrt(0.5)
+    return 0.5 * (t.erf() + t * (log(2 / sqrt(pi)) - t * t).exp() + 1)
 
 
 def _mish_slope(y: Value, x: Value) -> Value:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from gapa_onnx.graph import Value
+from collections.abc import Callable
+
 from gapa_onnx.rules.registry import Accuracy, bilinear, rule
 from gapa_onnx.rules.view import NodeView
+from gapa_onnx.values import Partial, Scaled, Value
 
 bilinear("MatMul", "Conv", "ConvTranspose")
 bilinear("Gemm", alpha=1.0)
@@ -19,7 +21,21 @@ def batch_normalization(node: NodeView) -> Value:
     x, scale, bias, mean, variance = node.inputs
     if any(not parameter.certain for parameter in (scale, bias, mean, variance)):
         raise node.refuse("its parameters are uncertain")
+    if isinstance(x.var, Partial) and x.var.axis == 1:
+        return x.var.each(
+            lambda *part: _stretched(node, part[2], lambda p: node.graph.slice(p, 0, *part[:2]))
+        )
+    return _stretched(node, x.var, lambda parameter: parameter)
+
+
+def _stretched(node: NodeView, var: Value, own: Callable[[Value], Value]) -> Value:
+    """`own` takes what belongs to the variance's channels out of a parameter."""
+    graph = node.graph
+    scale, mean, variance = (own(node.inputs[position].mean) for position in (1, 3, 4))
+    square = variance + node.attr("epsilon", 1e-5)
+    if isinstance(var, Scaled) and var.axis == 1:
+        ones = [1] * (node.inputs[0].rank - 2)
+        return var * graph.emit("Reshape", scale.squared / square, graph.ints(-1, *ones))
     # The same node divides by √(σ² + ε) once; the scale brings the second time.
-    std = (variance.mean + node.attr("epsilon", 1e-5)).sqrt()
-    zero = node.graph.zeros(mean.mean)
-    return node.again(x.var, scale.mean.squared / std, zero, zero, variance.mean)
+    zero = graph.zeros(mean)
+    return node.again(var, scale.squared / square.sqrt(), zero, zero, variance)

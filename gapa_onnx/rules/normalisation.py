@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -37,10 +38,13 @@ class Normalised:
     average: Callable[[Value], Value]  #: over each group, which stays as an axis of size 1
     epsilon: float
     centred: bool
+    elements: int | None = None  #: of a group, where that is known before a run
 
     @property
-    def size(self) -> Value:
+    def size(self) -> Value | float:
         """n"""
+        if self.elements is not None:
+            return float(self.elements)
         count = self.x.graph.count
         return count(self.x, self.x.dtype) / count(self.average(self.x), self.x.dtype)
 
@@ -98,19 +102,28 @@ class Normalised:
         is taken over the others. For the rest the sums over j are expanded, so that they are shared.
         """
         v, u, n, average = self.v, self.u, self.size, self.average
-        own = (1 + u.squared) / n  # a_ii
-        large = u.squared > n / 2
-        small = 1 - large
+        square, graph = u.squared, self.x.graph
+        own = (square + 1) / n  # a_ii
+        rest = 1 - own
+        is_large = graph.emit("Greater", square, square._lift(n / 2), dtype=np.bool_)
+        large = graph.cast(is_large, square.dtype)
         at_large = n * average(large * u)
-        of_large = (1 - own).squared * v + average(small * (1 + at_large * u).squared * v) / n
-        shared = average(v) + 2 * u * average(u * v) + u.squared * average(u.squared * v)
-        of_small = (1 - 2 * own) * v + shared / n
+        of_large = rest.squared * v + average((at_large * u + 1).squared * (v - large * v)) / n
+        # (1 - 2 a_ii) v_i + (mean(v) + 2 u_i mean(u v) + u_i² mean(u² v)) / n
+        shared = u * (u * (average(square * v) / n) + average(u * v) * (2 / n)) + average(v) / n
         # A group of two loses all its variance: what is left of it is rounding, of either sign.
-        return large * of_large + small * of_small * (of_small > 0)
+        of_small = graph.at_least((rest - own) * v + shared, 0)
+        return graph.where(is_large, of_large, of_small)
 
 
 def over(graph: VarianceGraph, axes: Sequence[int]) -> Callable[[Value], Value]:
     return lambda value: graph.reduce("ReduceMean", value, axes)
+
+
+def elements_along(x: Operand, axes: Sequence[int]) -> int | None:
+    """How many elements a group has that spans some axes; None where that is not known."""
+    sizes = [None] if x.shape is None else [x.shape[axis] for axis in axes]
+    return prod(sizes) if all(isinstance(size, int) and size > 0 for size in sizes) else None
 
 
 def affine(
@@ -211,7 +224,8 @@ def _over_last_axes(
     first = node.attr("axis", -1)
     # Counted from the front where the rank is known: before opset 11 axes are not negative.
     axes = [-1] if first == -1 and x.shape is None else list(range(first % x.rank, x.rank))
-    return Normalised(mean, v, over(node.graph, axes), node.attr("epsilon", epsilon), centred)
+    elements = elements_along(x, axes)
+    return Normalised(mean, v, over(node.graph, axes), node.attr("epsilon", epsilon), centred, elements)
 
 
 def _with_statistics(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gapa_onnx.graph import Value
-from gapa_onnx.rules.normalisation import Normalised, affine, over
+from gapa_onnx.rules.normalisation import Normalised, affine, elements_along, over
 from gapa_onnx.rules.registry import Accuracy, rule
 from gapa_onnx.rules.view import NodeView
 
@@ -20,8 +20,9 @@ def _axes(node: NodeView) -> list[int]:
 def normalization(node: NodeView) -> Value:
     """Layer or RMS normalisation over any axes, γ u + β: Σ_j J_ij² v_j."""
     x = node.inputs[0]
-    average = over(node.graph, _axes(node))
-    found = Normalised(x.mean, x.var, average, node.attr("epsilon", 0.0), bool(node.attr("centred", 1)))
+    axes = _axes(node)
+    epsilon, centred = node.attr("epsilon", 0.0), bool(node.attr("centred", 1))
+    found = Normalised(x.mean, x.var, over(node.graph, axes), epsilon, centred, elements_along(x, axes))
     return affine(found.var, found.u, node.input(1), node.input(2))
 
 

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from gapa_onnx.graph import Scaled, Value
+from gapa_onnx.rules.hoisting import Layer
 from gapa_onnx.rules.view import NodeView, Operand
+from gapa_onnx.values import Partial, Value
 
 Variances = Value | None | tuple[Value | None, ...]
 Key = tuple[str, str]  # domain ("" for ONNX's own), operator
@@ -153,6 +154,8 @@ def first_order(node: NodeView, derivatives: Sequence[Callable[..., Value | floa
     A tensor that is an input twice (x·x) is one variable: its slopes add before they are squared.
     """
     means = [operand.mean for operand in node.inputs if operand.present]
+    if len(means) == 1 and isinstance(node.inputs[0].var, Partial):
+        return _first_order_in_parts(node, node.inputs[0].var, derivatives[0])
     slopes: dict[str, Value | float] = {}
     uncertain: dict[str, Operand] = {}
     for operand, derivative in zip(node.inputs, derivatives):
@@ -166,6 +169,17 @@ def first_order(node: NodeView, derivatives: Sequence[Callable[..., Value | floa
     # A constant slope does not bring in the other operand's shape: x (1, d) + b (n, d) is (n, d).
     covered = any(isinstance(s, Value) or uncertain[n].same_shape(node.output) for n, s in slopes.items())
     return total if covered or len(means) == 1 else node.graph.expand(total, like=node.output.raw)
+
+
+def _first_order_in_parts(node: NodeView, var: Partial, derivative: Callable[..., Value | float]) -> Partial:
+    """d² v of a node with one input, for what is uncertain of it."""
+    y, x, attrs = node.output.mean, node.inputs[0].mean, attributes_of(node, derivative)
+
+    def change(start: int, end: int, part: Value) -> Value:
+        slope = derivative(*(node.graph.slice(mean, var.axis, start, end) for mean in (y, x)), **attrs)
+        return part * (slope * slope)
+
+    return var.each(change)
 
 
 def attributes_of(node: NodeView, derivative: Callable) -> dict:
@@ -191,10 +205,8 @@ def bilinear(*op_types: str, domain: str = "", **squared_attributes: float) -> N
         no_bias = (
             [node.graph.constant(np.zeros(1, a.dtype))] if node.op_type == "Gemm" and node.opset < 11 else []
         )
-        if isinstance(a.var, Scaled) and b.certain and not a.var.is_multiplied:
-            hoisted = _hoisted(node, a.var, b, no_bias, scale)
-            if hoisted is not None:
-                return _with_bias(node, hoisted)
+        if not a.certain and b.certain:
+            return _with_bias(node, Layer.of(node, b, no_bias, scale)(a.var))
         pairs = []
         if not a.certain:
             pairs.append((a.var, b.mean.squared))
@@ -208,27 +220,6 @@ def bilinear(*op_types: str, domain: str = "", **squared_attributes: float) -> N
     for op_type in op_types:
         formula = "f(v_a, b²) + f(a², v_b) + f(v_a, v_b)"
         _define(op_type, Rule(apply, Accuracy.EXACT, formula, linear=True), domain)
-
-
-def _hoisted(
-    node: NodeView, var: Scaled, weight: Operand, no_bias: list[Value], scale: dict[str, float]
-) -> Scaled | None:
-    """f(s·p, w²) = s·f(p, w²), where f mixes features only; None where it does not."""
-    graph, shape = node.graph, weight.shape
-    if shape is None:
-        return None
-    last = node.op_type in ("MatMul", "Gemm") and var.axis == -1 and len(shape) == 2
-    if last and not node.attr("transA", 0):
-        # A matrix for Gemm; for MatMul a vector, as the data may be one too.
-        row = graph.emit("Reshape", var.profile, graph.ints(*([1] if node.op_type == "Gemm" else []), -1))
-        return var.with_profile(node.again(row, weight.mean.squared, *no_bias, **scale))
-    moved = ("kernel_shape", "strides", "pads", "dilations", "auto_pad")
-    pointwise = node.op_type == "Conv" and var.axis == 1 and all(size == 1 for size in shape[2:])
-    pointwise = pointwise and set(node.attr("strides", [1])) == {1} and not any(node.attr("pads", [0]))
-    if pointwise and node.attr("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
-        position = graph.emit("Reshape", var.profile, graph.ints(1, -1, *shape[2:]))
-        return var.with_profile(node.again(position, weight.mean.squared, **dict.fromkeys(moved), **scale))
-    return None
 
 
 def _with_bias(node: NodeView, total: Value | None) -> Value:

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gapa_onnx.graph import Value
-from gapa_onnx.rules.registry import Accuracy, deterministic, refused, rule, structural
+from gapa_onnx.rules.registry import Accuracy, deterministic, refused, rule, structural, variance_or_zeros
 from gapa_onnx.rules.view import NodeView, Operand, is_float, is_whole, variance_dtype
+from gapa_onnx.values import Deferred, Part, Partial, Value
 
 structural("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")
 structural("Slice", "Split", "Gather", "GatherElements", "GatherND", "Expand", "Tile")
 structural("DepthToSpace", "SpaceToDepth", "Compress", "ReverseSequence", "Trilu")
-structural("Concat", data=slice(0, None))
 structural("Where", data=slice(1, None))
 
 deterministic(
@@ -85,6 +84,31 @@ def _retyped(x: Operand, target: Any) -> Value | None:
     if is_float(target):
         return x.graph.cast(x.var, variance_dtype(target))
     return x.var if is_whole(target) and is_whole(x.tensor.dtype) else None
+
+
+@rule("Concat", accuracy=Accuracy.EXACT)
+def concat(node: NodeView) -> Value:
+    """The same node, on the variance.
+
+    Parts that are certain are left out until something reads the whole, and deferred ones stay so.
+    """
+    if not _sizes_known(node) or not any(x.certain or isinstance(x.var, Deferred) for x in node.inputs):
+        return node.again(*(variance_or_zeros(x) for x in node.inputs))
+    axis = node.attr("axis") % node.inputs[0].rank
+    parts: list[Part] = []
+    for x in node.inputs:
+        if isinstance(x.var, Partial) and x.var.axis == axis:
+            parts.extend(x.var.parts)
+        else:
+            parts.append(Part(x.shape[axis], x.var, x.mean))
+    return Partial(parts, axis)
+
+
+def _sizes_known(node: NodeView) -> bool:
+    """Whether each input of a Concat has a size of its own along the axis, and something there."""
+    axis = node.attr("axis")
+    sizes = [None if x.shape is None else x.shape[axis] for x in node.inputs]
+    return all(isinstance(size, int) and size > 0 for size in sizes)
 
 
 @rule("Pad", accuracy=Accuracy.EXACT)
