@@ -191,7 +191,7 @@ def test_parts_inside_the_body_of_an_added_node_belong_to_it():
         _event("_inlfunc_GapaActivationIVF_loop", 0, 30),
         _event("Gather", 2, 5),
         _event("z", 30, 10),
-        _event("_inlfunc_GapaSplit_exp_1", 40, 20),
+        _event("_inlfunc_GapaClasses_exp_1", 40, 20),
     ]
     parts = profiling.seconds_by_part(nodes, [{"ts": 0, "dur": 100}], {})
     assert parts == pytest.approx({"search + solve": 30e-6, "source": 10e-6, "heads": 20e-6})

@@ -63,10 +63,18 @@ def test_one_site_in_place_of_several(measured):
 def test_candidates_get_cheaper_and_are_all_different():
     found = list(candidates(Settings(m=2000, k=50, index="hnsw"), sites=2))
     assert len(set(found)) == len(found)
-    assert found[0] == Settings(m=2000, k=50, index="hnsw") and found[-1].sites == "auto"
+    assert found[0] == Settings(m=2000, k=50, index="hnsw", solver="exact") and found[-1].sites == "auto"
     assert [s.m for s in found] == sorted((s.m for s in found), reverse=True)
     assert [s.k for s in found] == sorted((s.k for s in found), reverse=True)
     assert all(s.k <= s.m for s in found)
+
+
+def test_what_is_left_open_takes_the_best_first():
+    found = list(candidates(Settings(), sites=1))
+    assert [(s.solver, s.m) for s in found[:3]] == [("exact", 4000), ("cached", 4000), ("cached", 2000)]
+    assert next(iter(candidates(Settings(solver="cached"), sites=1))).solver == "cached"
+    every = list(candidates(Settings(inducing="all"), sites=1))
+    assert [s.inducing for s in every[:3]] == ["all", "all", "kmeans"] and every[2].m == 4000
 
 
 def test_a_budget_that_cannot_be_kept(measured):

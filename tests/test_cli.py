@@ -63,7 +63,7 @@ def test_convert_summary(capsys, folder):
     assert "Traceback" not in err and "error" not in err
     written = folder / "digits.gapa.onnx"
     assert sorted(folder.iterdir()) == [written, model]
-    assert re.search(r"tanh2\s+Tanh\s+rows\s+100\s+64\s+50\s+16\.05\s+\d\.\d+\s+flat\s+1\.000\s+0", out)
+    assert re.search(r"tanh2\s+Tanh\s+rows\s+100\s+64\s+50\s+16\.0\d\s+\d+\.\d+\s+local\s+1\.000\s+0\.\d+", out)
     assert re.search(r"logits\s+classification\s+no Softmax at the end", out)
     assert re.search(r"threshold\s+\S+: quantile 0.95 of 1347 left-out calibration rows", out)
     assert "1347 rows" in out and "none dropped" in out
@@ -236,11 +236,11 @@ def test_inspect_json_and_cost(capsys):
     assert [site["name"] for site in answer["candidates"]] == ["relu1", "relu2", "relu3"]
     convolutions = 8 * 8 * 16 * 9 + 4 * 4 * 32 * 16 * 9
     assert answer["cost"]["model"] == convolutions + 512 * 64 + 64 * 10
-    assert answer["cost"]["sites"] == 1000 * 64 + 50 * 50 * 64 + 50**3 // 3
+    assert answer["cost"]["sites"] == 2000 * 64 + 50 * 64 + 50 * 50 // 2
     _, text, _ = call(
         capsys, "inspect", ROOT / "models" / "digits_cnn.onnx", "--sites", "relu1:positions", "--json"
     )
-    assert json.loads(text)["cost"]["sites"] == 8 * 8 * (1000 * 16 + 50 * 50 * 16 + 50**3 // 3)
+    assert json.loads(text)["cost"]["sites"] == 8 * 8 * (2000 * 16 + 50 * 16 + 50 * 50 // 2)
 
 
 def test_inspect_shows_refusals_and_models_without_sites(capsys, folder):
@@ -525,7 +525,7 @@ BAD = {
         "--scale 'big'",
         "positive number",
     ),
-    "m is text": (lambda f: [MODEL, "--calib", CALIB, "--m", "many"], "--m", "--help"),
+    "m is text": (lambda f: [MODEL, "--calib", CALIB, "--m", "many"], "--m", "whole number"),
     "no data given": (lambda f: [MODEL], "--calib", "--help"),
     "unknown option": (lambda f: [MODEL, "--calib", CALIB, "--bridges", "shared"], "--bridges", "--help"),
     "unknown bridge": (

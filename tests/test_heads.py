@@ -20,14 +20,15 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.graph import VarianceGraph
 from gapa_onnx.heads import HeadOptions, emit_classes, head_points, reference
 from gapa_onnx.heads.points import COARSE, FINE, LEADING, TABLE_COLUMNS, Points, grid, latin, samples
-from gapa_onnx.op.contract import DOMAIN, SPLIT, VERSION
-from gapa_onnx.op.split import split_body
+from gapa_onnx.op.classes import classes_body
+from gapa_onnx.op.contract import CLASSES, DOMAIN, VERSION
 from gapa_onnx.runtime import session_options
 from gapa_onnx.tasks import Head, Task
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
 PARTS = ("entropy", "aleatoric", "epistemic")
+ROLES = ("probs", *PARTS, "score")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Case:
             for role, value in values.items()
         ]
         nodes = [*source, *added.node]
-        functions = [split_body(opset)] if any(node.op_type == SPLIT.name for node in nodes) else []
+        functions = [classes_body(opset)] if any(node.op_type == CLASSES.name for node in nodes) else []
         domains = [helper.make_opsetid("", opset), *[helper.make_opsetid(DOMAIN, VERSION)] * len(functions)]
         model = helper.make_model(
             helper.make_graph(nodes, "heads", inputs, outputs, list(added.initializer)),
@@ -222,23 +223,36 @@ def operators(case: Case, opset: int = 17) -> set[str]:
 
 
 @pytest.mark.parametrize("opset", [11, 17])
-@pytest.mark.parametrize("name", ["rows", "samples", "classes first", "pixels", "half", "tokens", "open"])
-def test_softmax_is_split_by_one_operator(name: str, opset: int) -> None:
-    """With the logits as they come where their classes are on the last axis, and nothing else behind them."""
+@pytest.mark.parametrize(
+    "name", ["rows", "samples", "classes first", "pixels", "half", "tokens", "open", "behind softmax"]
+)
+def test_a_softmax_head_is_one_operator(name: str, opset: int) -> None:
+    """With the logits as they come, on whichever axis, and nothing else behind them."""
     case = (CASES | NEWER)[name]
     nodes = case.model(opset).graph.node
-    (split,) = (node for node in nodes if node.op_type == SPLIT.name)
-    assert list(split.output) == [f"y_{part}" for part in PARTS]
-    assert split.input[2] == f"{case.head.output}/split/points"
-    moved = [node for node in nodes if node.op_type == "Transpose"]
-    assert [node.output[0] for node in moved] == (list(split.input[:2]) if moved else [])
-    assert bool(moved) == (case.axis != len(case.shape) - 1)
+    (node,) = (node for node in nodes if node.op_type == CLASSES.name)
+    first = "z/classes/probs" if name == "tokens" else "y_probs"
+    assert list(node.output) == [first, *(f"y_{role}" for role in ROLES[1:])]
+    assert node.input[3] == f"{case.head.output}/classes/points"
+    others = {
+        "tokens": ["TopK", "GatherElements", "GatherElements", "TopK"],
+        "half": ["Cast", "Shape", "Reshape", "Cast"],
+        "behind softmax": ["Softmax"],
+    }
+    assert [other.op_type for other in nodes if other is not node] == others.get(name, [])
+
+
+def test_a_bridge_per_class_has_nodes_of_its_own() -> None:
+    nodes = Case((64, 10), options=HeadOptions(bridge="per-class")).model(17).graph.node
+    (node,) = (node for node in nodes if node.op_type == CLASSES.name)
+    assert list(node.output) == ["z/classes/probs", *(f"y_{role}" for role in ROLES[1:])]
+    assert nodes[-1].op_type == "Exp" and list(nodes[-1].output) == ["y_probs"]
 
 
 @pytest.mark.parametrize("name", ["labels", "factor", "double", "double pixels"])
-def test_all_else_is_split_by_nodes(name: str) -> None:
-    assert SPLIT.name not in operators(CASES[name])
-    assert SPLIT.name not in operators(CASES["rows"], opset=10)
+def test_all_else_is_nodes(name: str) -> None:
+    assert CLASSES.name not in operators(CASES[name])
+    assert CLASSES.name not in operators(CASES["rows"], opset=10)
 
 
 def test_only_positions_take_a_loop() -> None:

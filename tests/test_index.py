@@ -144,7 +144,7 @@ def test_effort_search():
 
 def test_decoded_points_are_near_the_originals(built):
     index = built["ivfpq"]
-    order = built["ivf"].points  # same seed, same lists, same order
+    order = index_module._lists(POINTS, round(4 * len(POINTS) ** 0.5), 0).points  # same seed, same order
     moved = np.linalg.norm(index.points.astype(float) - order, axis=1).mean()
     spread = np.sqrt(POINTS.astype(float).var(axis=0).sum())
     assert index.settings["decoding_error"] == pytest.approx(moved / spread, rel=1e-6)
@@ -171,9 +171,32 @@ def test_share_error_against_a_direct_computation(built, kind):
 
 
 def test_auto():
-    points = np.random.default_rng(0).normal(size=(index_module.FLAT_LIMIT + 1, 4)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(index_module.FLAT_LIMIT + 1, 4)).astype(np.float32)
     assert build_index("auto", points[:-1], k=3, held_out=points[:20]).kind == "flat"
     assert build_index("auto", points, k=3, held_out=points[:20]).kind == "ivf"
+    # Where the nearest may be in any list, lists save nothing.
+    points = rng.normal(size=(index_module.FLAT_LIMIT + 1, 60)).astype(np.float32)
+    held_out = rng.normal(size=(100, 60)).astype(np.float32)
+    assert build_index("auto", points, k=3, held_out=held_out).kind == "flat"
+
+
+def test_the_counted_cost_of_lists():
+    """The chosen number of lists is the cheapest of the numbers tried, by cost = 7 L + 1.12 points compared."""
+    rng = np.random.default_rng(3)
+    points, held_out = (rng.uniform(size=(n, 3)).astype(np.float32) for n in (4000, 200))
+    index = build_index("ivf", points, k=5, held_out=held_out)
+
+    def cost(tensors) -> float:
+        offsets, nprobe = tensors["list_offsets"], int(tensors["nprobe"][0])
+        probed = np.argsort(((held_out[:, None] - tensors["centroids"]) ** 2).sum(axis=2))[:, :nprobe]
+        return 7 * (len(offsets) - 1) + 1.12 * np.diff(offsets)[probed].sum(axis=1).mean()
+
+    for factor in (1, 2, 4, 8):
+        lists = index_module._lists(points, round(factor * 4000**0.5), 0)
+        wanted = index_module.nearest(held_out, lists.points, 5)
+        nprobe, found, _ = index_module._smallest_nprobe(lists, held_out, wanted, 0.99)
+        assert found >= 0.99 and cost(index.tensors) <= cost(lists.tensors(nprobe)) * 1.0001
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -95,7 +95,7 @@ def test_distinct_rows_against_a_dictionary():
     first = {}
     for i, row in enumerate(rows.tolist()):
         first.setdefault(tuple(row), i)
-    np.testing.assert_array_equal(inducing._distinct(rows), sorted(first.values()))
+    np.testing.assert_array_equal(inducing.distinct_rows(rows), sorted(first.values()))
 
 
 def test_a_hash_collision_loses_no_row(monkeypatch):
@@ -105,7 +105,7 @@ def test_a_hash_collision_loses_no_row(monkeypatch):
 
     monkeypatch.setattr(inducing.np.random, "default_rng", lambda seed: Constant())
     rows = np.array([[1, 2], [2, 1], [1, 2]], np.float32)
-    np.testing.assert_array_equal(inducing._distinct(rows), [0, 1])
+    np.testing.assert_array_equal(inducing.distinct_rows(rows), [0, 1])
 
 
 # ---- farthest first
@@ -132,7 +132,7 @@ def test_farthest_first_against_a_naive_loop_with_ties():
 
 def test_farthest_first_at_an_offset():
     rows = np.random.default_rng(6).integers(0, 60, (200, 4)).astype(np.float32)
-    rows = rows[inducing._distinct(rows)]
+    rows = rows[inducing.distinct_rows(rows)]
     far = rows + np.float32(1e6)  # still exact
     np.testing.assert_array_equal(select("fps", far, 30), far[naive_farthest_first(far, 30)])
 
@@ -202,12 +202,13 @@ def test_training_and_seeding_rows_are_bounded(monkeypatch):
     for name in ("_seeds", "_lloyd"):
         monkeypatch.setattr(inducing, name, watched(name, getattr(inducing, name)))
     select("kmeans", np.random.default_rng(11).normal(size=(5000, 2)).astype(np.float32), 10)
-    assert sizes == {"_seeds": 640, "_lloyd": 2560}
+    assert sizes == {"_seeds": 160, "_lloyd": 2560}
 
 
 def test_seeding_effort_shrinks_to_the_budget():
-    assert inducing._seeding_effort(256_000, 64, 1000) == (64_000, 8)
-    assert inducing._seeding_effort(256_000, 784, 1000) == (16_000, 3)
+    assert inducing._seeding_effort(64_000, 64, 250) == (4000, 7)
+    assert inducing._seeding_effort(256_000, 64, 1000) == (16_000, 8)
+    assert inducing._seeding_effort(256_000, 200, 1000) == (16_000, 3)
     assert inducing._seeding_effort(256_000, 64, 10_000) == (80_000, 1)
 
 

@@ -175,7 +175,7 @@ def test_the_constant_solves_its_likelihood():
     squared = (epistemic + 0.4) * rng.chisquare(1, (1_000, 1))
     fine = np.linspace(0.01, 2, 20_000)
     losses = [np.mean(squared / (epistemic + c) + np.log(epistemic + c)) for c in fine]
-    assert noise._best_constant(squared, epistemic)[0] == pytest.approx(fine[np.argmin(losses)], abs=2e-4)
+    assert noise.best_constant(squared, epistemic)[0] == pytest.approx(fine[np.argmin(losses)], abs=2e-4)
 
 
 def test_where_the_epistemic_variance_explains_all_the_noise_is_small():

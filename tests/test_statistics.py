@@ -194,6 +194,16 @@ def test_median_distance_without_pairs_or_spread():
     assert median_distance(np.ones((9, 3), np.float32)) == 0.0
 
 
+@pytest.mark.parametrize("smaller", [1, 17, 60, 100])
+def test_a_smaller_sample_of_the_same_stream(smaller):
+    rows = np.random.default_rng(8).normal(size=(1000, 3)).astype(np.float32)
+    large, small = RowSample(60, 3, seed=5), RowSample(min(smaller, 60), 3, seed=5)
+    for part in cuts(rows, (7, 100, 1)):
+        large.add(part)
+        small.add(part)
+    np.testing.assert_array_equal(large.smaller(smaller), small.rows)
+
+
 # ---- whitening
 
 

@@ -10,6 +10,9 @@ With the logits' mean m and variance v, over C classes along one axis:
     score      mean(v), or the epistemic part
 
 and for sigmoid the same with binary entropies, summed over the labels.
+
+For softmax in single precision, from opset 11 on, all of this is one operator, `ai.gapa::GapaClasses` (`op.classes`),
+which a native kernel computes in one pass; a bridge per class has nodes of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +26,13 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.graph import Value, VarianceGraph
 from gapa_onnx.heads.points import WIDE, Points, grid, latin, samples
 from gapa_onnx.heads.split import ClassAxis, log_softmax, split_classes, split_labels
+from gapa_onnx.op.classes import OLDEST_OPSET
+from gapa_onnx.op.contract import CLASSES, DOMAIN
 from gapa_onnx.tasks import Head, Task
 
 BRIDGES = ("shared", "per-class")
 SCORES = ("variance", "epistemic")
+ROLES = ("probs", "entropy", "aleatoric", "epistemic", "score")
 
 #: Above one half by more than the rounding that keeps the other labels below the first.
 JUST_YES = 0.5 + 2.0**-20
@@ -111,32 +117,72 @@ def emit_classes(
         raise ValueError("a factor of the covariance is for logits of rank 2")
     axis = ClassAxis(head.axis, head.rank, classes)
     points = head_points(head, options, classes, correlated=factor is not None)
+    shared, ranked = options.bridge == "shared", head.task is Task.TOKENS
     roles: dict[str, Value] = {}
-    if head.task is Task.TOKENS:
+    if ranked:
         with graph.scope(f"{head.output}/tokens"):
-            axis, tokens, mean, var = _leading_tokens(graph, head, axis, output, mean, var, options)
-        roles["tokens"] = tokens
+            axis, roles["tokens"], mean, var = _leading_tokens(graph, head, axis, output, mean, var, options)
+        output = mean
+    fits = head.link == "softmax" and factor is None and mean.dtype == np.float32
+    if fits and graph.opset >= OLDEST_OPSET:
+        found = _operator(graph, axis, points, output if shared else mean, mean, var, head.output)
+    else:
+        found = _nodes(graph, head, axis, points, mean, var, factor)
     with graph.scope(f"{head.output}/probs"):
-        probs = _bridged(graph, axis, head.link, options.bridge, mean, var)
-        if options.bridge == "shared":
-            if head.task is Task.TOKENS:
-                probs = _descending(graph, axis, probs)
-            else:
-                probs = _as_predicted(graph, axis, head, output, probs)
-    roles["probs"] = probs
+        if "probs" not in found or not shared:
+            found["probs"] = _bridged(graph, axis, head.link, options.bridge, mean, var)
+            if shared:
+                found["probs"] = _as_predicted(graph, axis, head, output, found["probs"])
+        if ranked and shared:  # the exponential's rounding may have left them out of order
+            found["probs"], _ = graph.topk(found["probs"], axis.size, axis.axis)
+    if options.score == "epistemic":
+        found["score"] = found["epistemic"]
+    return roles | {role: found[role] for role in ROLES}
+
+
+def _operator(
+    graph: VarianceGraph,
+    axis: ClassAxis,
+    points: Points,
+    output: Value,
+    mean: Value,
+    var: Value,
+    prefix: str,
+) -> dict[str, Value]:
+    """All roles by one node, for the shared bridge."""
+    with graph.scope(f"{prefix}/probs"):
+        output = _as_seen(graph, output, mean.dtype)
+    table = graph.constant(points.values.astype(np.float32), f"{prefix}/classes/points")
+    roles = [port.name for port in CLASSES.outputs]
+    values = graph.emit(
+        CLASSES.name,
+        *(mean, var, output, table, graph.ints(axis.axis)),
+        outputs=len(roles),
+        domain=DOMAIN,
+        names=[f"{prefix}/classes/{role}" for role in roles],
+    )
+    return dict(zip(roles, values))
+
+
+def _nodes(
+    graph: VarianceGraph,
+    head: Head,
+    axis: ClassAxis,
+    points: Points,
+    mean: Value,
+    var: Value,
+    factor: Value | None,
+) -> dict[str, Value]:
+    """All roles but the probabilities, by nodes."""
+    name = f"{head.output}/split/points"
     with graph.scope(f"{head.output}/split"):
-        name = f"{head.output}/split/points"
         if head.link == "sigmoid":
             parts = split_labels(graph, axis, points, mean, var, name)
         else:
             parts = split_classes(graph, axis, points, mean, var, name, factor=factor)
-    roles |= dict(zip(("entropy", "aleatoric", "epistemic"), parts))
     with graph.scope(f"{head.output}/score"):
-        if options.score == "variance":
-            roles["score"] = graph.reduce("ReduceMean", var, [axis.axis], keepdims=False)
-        else:
-            roles["score"] = roles["epistemic"]
-    return roles
+        score = graph.reduce("ReduceMean", var, [axis.axis], keepdims=False)
+    return dict(zip(("entropy", "aleatoric", "epistemic", "score"), (*parts, score)))
 
 
 # ------------------------------------------------------------------------ probabilities
@@ -235,12 +281,3 @@ def _leading_tokens(
     _, tokens = graph.topk(key, count, axis.axis)
     mean, var = (graph.emit("GatherElements", value, tokens, axis=axis.axis) for value in (mean, var))
     return replace(axis, size=count), tokens, mean, var
-
-
-def _descending(graph: VarianceGraph, axis: ClassAxis, probs: Value) -> Value:
-    """In order, where the exponential's rounding is not, and with one token in front."""
-    assert axis.size is not None
-    probs, _ = graph.topk(probs, axis.size, axis.axis)
-    highest = graph.slice(probs, axis.axis, 0, 1)
-    front = graph.constant(axis.along(np.arange(axis.size) == 0))
-    return graph.where(front, highest, _below(graph, probs, highest))

@@ -1,5 +1,5 @@
-"""The heads in float64 numpy, one point after another: what the emitted nodes and the operator `GapaSplit`
-(`split` for softmax) are tested against, and what `evaluate` uses where a file has no head."""
+"""The heads in float64 numpy, one point after another: what the emitted nodes and the operator `GapaClasses`
+are tested against, and what `evaluate` uses where a file has no head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gapa_onnx.heads.points import Points
-from gapa_onnx.op.split import RULED_OUT
+from gapa_onnx.op.classes import RULED_OUT
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,21 @@ def bridge(
 ) -> np.ndarray:
     """link(m / sqrt(1 + π/8 v)), with v the mean over the classes for the kind "shared"."""
     mean, var = np.asarray(mean, np.float64), np.asarray(var, np.float64)
+    if link == "softmax":
+        mean = np.maximum(mean, RULED_OUT)
     if kind == "shared":
         var = var.mean(axis=axis, keepdims=True)
     scaled = mean / np.sqrt(1 + np.pi / 8 * var)
     return sigmoid(scaled) if link == "sigmoid" else softmax(scaled, axis)
+
+
+def as_predicted(probs: np.ndarray, output: np.ndarray, axis: int) -> np.ndarray:
+    """The class that is the first of `output` on top, all others a rounding step of float32 below."""
+    first = np.expand_dims(output.argmax(axis=axis), axis)
+    highest = probs.max(axis=axis, keepdims=True)
+    kept = np.minimum(probs, highest * (1 - np.finfo(np.float32).eps))
+    np.put_along_axis(kept, first, highest, axis=axis)
+    return kept
 
 
 def split(

@@ -4,9 +4,8 @@ entropy    H(mean_s p_s)           p_s: the prediction at mean + sqrt(var) ε_s,
 aleatoric  mean_s H(p_s)
 epistemic  entropy - aleatoric
 
-For softmax in single precision, from opset 11 on, this is one operator, `ai.gapa::GapaSplit` (`op.split`), which
-a native kernel computes in one pass. The nodes here are for all else: double precision, old opsets, a full
-covariance, and sigmoid.
+For softmax in single precision, from opset 11 on, the operator `ai.gapa::GapaClasses` has this in it. The nodes
+here are for all else: double precision, old opsets, a full covariance, and sigmoid.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.graph import Value, VarianceGraph
 from gapa_onnx.heads.points import Points
 from gapa_onnx.loops import loop
-from gapa_onnx.op.contract import DOMAIN, SPLIT
-from gapa_onnx.op.split import OLDEST_OPSET, RULED_OUT
+from gapa_onnx.op.classes import RULED_OUT
 
 
 @dataclass(frozen=True)
@@ -147,8 +145,6 @@ def split_classes(
 
         epistemic = Σ_c (mean_s f(p_sc) - f(mean_s p_sc))        each term ≥ 0, as f is convex
     """
-    if factor is None and mean.dtype == np.float32 and graph.opset >= OLDEST_OPSET:
-        return _operator(graph, axis, points, mean, var, name)
     ranked = False
     if factor is None:
         mean, var, ranked = _ranked(graph, axis, mean, var)
@@ -172,18 +168,6 @@ def split_classes(
     # Rounding can leave a sum of gaps that are all 0 a little below it.
     epistemic = graph.at_least(graph.reduce("ReduceSum", gaps, [axis.axis], keepdims=False), 0)
     return total, graph.at_least(total - epistemic, 0), epistemic
-
-
-def _operator(
-    graph: VarianceGraph, axis: ClassAxis, points: Points, mean: Value, var: Value, name: str
-) -> tuple[Value, Value, Value]:
-    """One node, with the classes on the last axis in front of it."""
-    if axis.axis != axis.rank - 1:
-        order = [*(i for i in range(axis.rank) if i != axis.axis), axis.axis]
-        mean, var = (graph.emit("Transpose", value, perm=order) for value in (mean, var))
-    table = graph.constant(points.values.astype(np.float32), name)
-    names = [f"{name.removesuffix('/points')}/{port.name}" for port in SPLIT.outputs]
-    return graph.emit(SPLIT.name, mean, var, table, outputs=len(names), domain=DOMAIN, names=names)
 
 
 def _correlated(graph: VarianceGraph, factor: Value, noise: Value) -> Value:

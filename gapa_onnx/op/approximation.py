@@ -76,15 +76,43 @@ def find(index: Index, queries: np.ndarray, k: int) -> np.ndarray:
 
 def share_error(index: Index, held_out: np.ndarray, length_scale: float, jitter: float, k: int) -> ShareError:
     """The error of s on held-out rows (q, d): the index's neighbours against the exact ones."""
-    held_out = np.ascontiguousarray(held_out, np.float32)
-    queries = held_out[:: max(1, -(-len(held_out) // MEASURED))]
+    queries = _measured(held_out)
     if index.kind == "flat" or not len(queries):
         return ShareError(0.0, 0.0)
     with one_thread():
         found = find(index, queries, k)
         exact = nearest(queries, index.points, k)
-    difference = np.abs(
-        reference.unexplained_share(queries, index.points, found, length_scale, jitter)
-        - reference.unexplained_share(queries, index.points, exact, length_scale, jitter)
+    return _difference(
+        reference.unexplained_share(queries, index.points, found, length_scale, jitter),
+        reference.unexplained_share(queries, index.points, exact, length_scale, jitter),
     )
+
+
+def rounding_error(
+    rounded: np.ndarray,
+    points: np.ndarray,
+    held_out: np.ndarray,
+    length_scale: float,
+    jitter: float,
+    k: int,
+) -> ShareError:
+    """How far s moves on held-out rows (q, d) where rounded points (≤ M, d) stand for points (M, d)."""
+    queries = _measured(held_out)
+    if rounded is points or not len(queries):
+        return ShareError(0.0, 0.0)
+    with one_thread():
+        shares = [
+            reference.unexplained_share(queries, each, nearest(queries, each, k), length_scale, jitter)
+            for each in (rounded, points)
+        ]
+    return _difference(*shares)
+
+
+def _measured(held_out: np.ndarray) -> np.ndarray:
+    held_out = np.ascontiguousarray(held_out, np.float32)
+    return held_out[:: max(1, -(-len(held_out) // MEASURED))]  # (≤ MEASURED, d)
+
+
+def _difference(shares: np.ndarray, exact: np.ndarray) -> ShareError:
+    difference = np.abs(shares - exact)
     return ShareError(float(difference.max()), float(difference.mean()))

@@ -14,13 +14,20 @@ gets s = NaN, never a confident number.
 query itself, so that everything that depends on them alone can be computed once, at load. They are listed
 in the order of the neighbourhood; where the probed lists are empty there are none.
 
-`GapaSplit` is for heads. With the logits of a row in descending order, m and v their means and variances,
-and ε_s the points (column r mod R for the logit of rank r),
+`GapaClasses` is for heads. A row is what has the same place but for its class. With m and v the means and
+variances of its C logits,
+
+    score = mean_c v,   probs = softmax(m / √(1 + π/8 · score)),
+
+where the class that is the largest of `output`, the first of equal ones, gets the largest probability and all
+others at most (1 − ε) times that, with ε that of float32: the source's prediction, whatever rounding does.
+With the logits in descending order and ε_s the points (column r mod R for the logit of rank r),
 
     p_s = softmax(m + √v ε_s),  entropy = H(mean_s p_s),  aleatoric = mean_s H(p_s),
     epistemic = entropy − aleatoric = Σ_c (mean_s f(p_sc) − f(mean_s p_sc)) ≥ 0,   f(p) = p log p − p.
 
-A row with a NaN gets NaN; a mean below −1e30 counts as −1e30, a class that is ruled out.
+A row with a NaN gets NaN (its score only if the NaN is a variance); a mean below −1e30 counts as −1e30, a
+class that is ruled out.
 
 This is the only module that knows these names. The numpy reference (`reference`), the standard-ops
 body (`function`) and the C++ kernel (runtime/src) are all tested against it.
@@ -157,17 +164,21 @@ SCHEMAS = {
 """The operators by index kind. For IVFPQ the inducing points *are* the decoded codes. For local the lists
 serve to find the nearest point; one list that holds them all makes that exact."""
 
-SPLIT = OpSchema(
-    "GapaSplit",
+CLASSES = OpSchema(
+    "GapaClasses",
     "",
     (
-        Port("mean", np.float32, ("…", "C"), "logits, classes last"),
-        Port("var", np.float32, ("…", "C"), "their variances, ≥ 0"),
+        Port("mean", np.float32, ("…", "C", "…"), "logits"),
+        Port("var", np.float32, ("…", "C", "…"), "their variances, ≥ 0"),
+        Port("output", np.float32, ("…", "C", "…"), "the source's answer, whose first class is kept"),
         Port("points", np.float32, ("S", "R"), "what stands for Gaussian noise, see `heads.points`"),
+        Port("axis", np.int64, ("1",), "where the classes are, 0 ≤ axis < rank of the logits"),
     ),
     (
+        Port("probs", np.float32, ("…", "C", "…"), "the probabilities, largest where `output` is"),
         Port("entropy", np.float32, ("…",), "total uncertainty in nats"),
         Port("aleatoric", np.float32, ("…",), "what remains if the logits were known, ≥ 0"),
         Port("epistemic", np.float32, ("…",), "what knowing them would tell, ≥ 0"),
+        Port("score", np.float32, ("…",), "mean variance"),
     ),
 )

@@ -5,12 +5,15 @@ The one place that knows how the forms of TopK, Slice, Squeeze, Constant, Loop, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+_AXES_AS_INPUT = {"Squeeze": 13, "Unsqueeze": 13, "ReduceSum": 13, "ReduceMax": 18}  #: from this opset on
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Emitter:
         if to_type is not None:
             attributes["to"] = to_type
         axes = attributes.get("axes")
-        if axes is not None and op in ("Squeeze", "Unsqueeze", "ReduceSum") and self.opset >= 13:
+        if axes is not None and self.opset >= _AXES_AS_INPUT.get(op, math.inf):
             del attributes["axes"]
             inputs = (*inputs, self.constant("axes_" + "_".join(map(str, axes)), axes))
         out = to or self._fresh(op)

@@ -22,8 +22,8 @@ from gapa_onnx.op.neighbourhoods import neighbourhoods
 
 KINDS = ("flat", "ivf", "ivfpq", "hnsw", "local")
 
-FLAT_LIMIT = 20_000
-"""`auto` searches all points up to here: exact, and still cheap beside most models."""
+FLAT_LIMIT = 5000
+"""`auto` searches all points up to here: exact, and cheaper than solving for 50 neighbours."""
 
 ONE_LIST_LIMIT = 500
 """A local index holds no more points than this in lists: comparing all of them costs next to nothing."""
@@ -33,8 +33,15 @@ _CODES = 256  #: per sub-vector; a code is one byte
 MEASURED = 1000  #: held-out rows that recall and the error of s are measured on, evenly spaced
 _KMEANS_ITERATIONS = 10
 _TRAINING_POINTS_PER_LIST = 64
-_SCATTERED = 8  #: what comparing a point of a list costs, where comparing with all in a matrix product is 1
 _MOST_LISTS = 4096  #: to try; training that many takes about two minutes in 200 dimensions
+
+# What a search costs, where comparing a query with a point in a scan of all is 1. Fitted to the native kernel
+# (benchmarks/growth.py; 10³ … 10⁵ points, 64 and 200 wide, 1 and 256 queries at a time, 1 and 50 neighbours):
+# right within a third for nine of ten, whatever the width. Counted and not timed, so that the same data give
+# the same index.
+_LIST_COST = 7.0  #: a centroid: compared, ranked among many, and its list opened
+_LISTED_COST = 1.12  #: a point of a list that is opened
+_WORTH = 2.0  #: times cheaper than exact search an approximate one must be, as large batches gain less
 _SAME = 4 * float(np.finfo(np.float32).eps)  #: relative distance up to which a row and a point are the same
 
 
@@ -61,10 +68,12 @@ def build_index(
 ) -> Index:
     """The index over `points` (M, d) that reaches the recall on `held_out` (q, d) at the least cost.
 
-    auto  flat up to FLAT_LIMIT points, ivf beyond
+    auto  flat up to FLAT_LIMIT points; beyond, ivf where that is counted to cost half or less. Never
+          hnsw: natively it takes 4 to 5 times ivf's time in batches of 256 up to 10⁵ points, alone as much or more,
+          and where the portable function runs it compares all points
     flat  every point is compared; recall is 1 by definition
-    ivf   about 4·√M lists around k-means centroids; the smallest nprobe that reaches the recall
-    ivfpq as ivf, and a point is stored as its list's centroid plus one byte per sub-vector. The decoded
+    ivf   √M lists or more, up to 8·√M, around k-means centroids; the smallest nprobe that reaches the recall
+    ivfpq 4·√M lists, and a point is stored as its list's centroid plus one byte per sub-vector. The decoded
           points *are* the inducing points, so recall is among them; `settings` has the decoding error
     hnsw  a graph of degree 32; the smallest ef (to within a tenth) that reaches the recall
     local the k nearest points of each point, and lists to find the nearest in. `search` is flat for one list,
@@ -74,18 +83,25 @@ def build_index(
     """
     points = np.ascontiguousarray(points, np.float32)
     held_out = np.ascontiguousarray(held_out, np.float32)
-    kind = ("flat" if len(points) <= FLAT_LIMIT else "ivf") if kind == "auto" else kind
+    auto = kind == "auto"
+    kind = ("flat" if len(points) <= FLAT_LIMIT else "ivf") if auto else kind
     _check(kind, points, k, held_out, search)
     seed %= 2**31  # FAISS holds it as an int, and takes a negative one for "by the clock"
     queries = held_out[:: -(-len(held_out) // MEASURED)] if len(held_out) else held_out  # (≤ MEASURED, d)
     if kind == "flat":
-        return Index("flat", {"points": points}, points, 1.0, {})
+        return _flat(points)
     if kind == "local":
         return _build_local(points, k, queries, seed, recall_target, search)
     with one_thread():
         if kind == "hnsw":
             return _build_hnsw(points, k, queries, seed, recall_target)
-        return _build_lists(kind, points, k, queries, seed, recall_target)
+        if kind == "ivfpq":
+            return _build_ivfpq(points, k, queries, seed, recall_target)
+        limit = len(points) / _WORTH if auto else np.inf
+        found = _cheapest_lists(
+            points, queries, lambda listed: nearest(queries, listed, k), seed, recall_target, limit
+        )
+        return _flat(points) if found is None else _build_ivf(*found)
 
 
 def _check(kind: str, points: np.ndarray, k: int, held_out: np.ndarray, search: str) -> None:
@@ -135,6 +151,10 @@ def nearest(queries: np.ndarray, points: np.ndarray, k: int) -> np.ndarray:
     flat = faiss.IndexFlatL2(points.shape[1])
     flat.add(points - centre)
     return flat.search(queries - centre, k)[1]
+
+
+def _flat(points: np.ndarray) -> Index:
+    return Index("flat", {"points": points}, points, 1.0, {})
 
 
 def _recall(found: np.ndarray, exact: np.ndarray) -> float:
@@ -194,23 +214,49 @@ def _smallest_nprobe(
     return nprobe, float(recalls[nprobe - 1]), float(compared)
 
 
-def _build_lists(
-    kind: str, points: np.ndarray, k: int, queries: np.ndarray, seed: int, recall_target: float
-) -> Index:
+def _cheapest_lists(
+    points: np.ndarray,
+    queries: np.ndarray,
+    wanted: Callable[[np.ndarray], np.ndarray],
+    seed: int,
+    recall_target: float,
+    limit: float,
+) -> tuple[_Lists, int, float] | None:
+    """Lists, nprobe and recall that cost least, √M lists or more; None if all cost more than `limit`.
+
+    `wanted` says which rows (q, k) of listed points (M, d) the queries (q, d) should find. More lists are
+    tried while that makes it cheaper.
+    """
+    best, least = None, np.inf
+    root = len(points) ** 0.5
+    for count in [root] + [factor * root for factor in (2, 4, 8) if factor * root <= _MOST_LISTS]:
+        lists = _lists(points, round(count), seed)
+        nprobe, recall, compared = _smallest_nprobe(lists, queries, wanted(lists.points), recall_target)
+        cost = _LIST_COST * len(lists.centroids) + _LISTED_COST * compared
+        if cost >= least:
+            break
+        best, least = (lists, nprobe, recall), cost
+    return best if least <= limit else None
+
+
+def _build_ivf(lists: _Lists, nprobe: int, recall: float) -> Index:
+    settings = {"lists": len(lists.centroids), "nprobe": nprobe}
+    return Index("ivf", {"points": lists.points, **lists.tensors(nprobe)}, lists.points, recall, settings)
+
+
+def _build_ivfpq(points: np.ndarray, k: int, queries: np.ndarray, seed: int, recall_target: float) -> Index:
     lists = _lists(points, round(4 * len(points) ** 0.5), seed)
-    settings: dict[str, int | float] = {"lists": len(lists.centroids)}
-    stored = {"points": lists.points}
-    if kind == "ivfpq":
-        codes, codebooks = _quantise(lists.points - lists.centroids[lists.of_row], seed)
-        stored = {"codes": codes, "codebooks": codebooks}
-        decoded = reference.decode(codes, codebooks, lists.centroids, lists.offsets)
-        error = _relative_error(decoded, lists.points)
-        settings |= {"subvectors": codes.shape[1], "decoding_error": error}
-        lists = lists._replace(points=decoded)
-    wanted = nearest(queries, lists.points, k)
-    nprobe, recall, _ = _smallest_nprobe(lists, queries, wanted, recall_target)
-    settings["nprobe"] = nprobe
-    return Index(kind, stored | lists.tensors(nprobe), lists.points, recall, settings)
+    codes, codebooks = _quantise(lists.points - lists.centroids[lists.of_row], seed)
+    decoded = reference.decode(codes, codebooks, lists.centroids, lists.offsets)
+    settings = {
+        "lists": len(lists.centroids),
+        "subvectors": codes.shape[1],
+        "decoding_error": _relative_error(decoded, lists.points),
+    }
+    lists = lists._replace(points=decoded)
+    nprobe, recall, _ = _smallest_nprobe(lists, queries, nearest(queries, decoded, k), recall_target)
+    tensors = {"codes": codes, "codebooks": codebooks, **lists.tensors(nprobe)}
+    return Index("ivfpq", tensors, decoded, recall, {**settings, "nprobe": nprobe})
 
 
 def _kmeans(points: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -270,34 +316,22 @@ def _is_one_list(m: int, search: str) -> bool:
 def _build_local(
     points: np.ndarray, k: int, queries: np.ndarray, seed: int, recall_target: float, search: str
 ) -> Index:
-    lists, nprobe, recall = _one_list(points), 1, 1.0
+    found = None
     if not _is_one_list(len(points), search):
+        limit = len(points) / _WORTH if search == "auto" else np.inf
         with one_thread():
-            lists, nprobe, recall = _cheapest_lists(points, queries, seed, recall_target, search)
+            found = _cheapest_lists(
+                points, queries, lambda listed: _nearest_other(queries, listed), seed, recall_target, limit
+            )
+    lists, nprobe, recall = found or (_one_list(points), 1, 1.0)
     near = neighbourhoods(lists.points, k)
     tensors = {"points": lists.points, "neighbourhoods": near, **lists.tensors(nprobe)}
     settings = {"lists": len(lists.centroids), "nprobe": nprobe}
     return Index("local", tensors, lists.points, recall, settings)
 
 
-def _cheapest_lists(
-    points: np.ndarray, queries: np.ndarray, seed: int, recall_target: float, search: str
-) -> tuple[_Lists, int, float]:
-    """Lists, nprobe and recall@1 that cost least; with `auto` one list if several save nothing."""
-    best, least = (_one_list(points), 1, 1.0), len(points) if search == "auto" else np.inf
-    root = len(points) ** 0.5
-    for count in [root] + [factor * root for factor in (2, 4, 8) if factor * root <= _MOST_LISTS]:
-        lists = _lists(points, round(count), seed)
-        wanted = _nearest_other(queries, lists.points)[:, None]
-        nprobe, recall, compared = _smallest_nprobe(lists, queries, wanted, recall_target)
-        cost = len(lists.centroids) + _SCATTERED * compared
-        if cost < least:
-            best, least = (lists, nprobe, recall), cost
-    return best
-
-
 def _nearest_other(queries: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """The nearest point that is not the query itself -> (q,).
+    """The nearest point that is not the query itself -> (q, 1).
 
     A point's own list is always the first that is probed: where rows of the data are inducing points, they
     would make any search look good.
@@ -305,7 +339,7 @@ def _nearest_other(queries: np.ndarray, points: np.ndarray) -> np.ndarray:
     near = nearest(queries, points, min(2, len(points)))
     offsets = points[near[:, 0]].astype(np.float64) - queries
     same = np.linalg.norm(offsets, axis=1) <= _SAME * np.linalg.norm(queries.astype(np.float64), axis=1)
-    return np.where(same, near[:, -1], near[:, 0])
+    return np.where(same, near[:, -1], near[:, 0])[:, None]
 
 
 # Graph: hnsw
