@@ -34,7 +34,7 @@ def estimate(source: SourceModel, sites: Sequence[Site], settings: Settings = _D
     added = [_site(source, site, settings) for site in sites]
     total = sum(added) if added and None not in added else None
     return {
-        "m": settings.m,
+        "m": settings.most_points,
         "k": settings.k,
         "model": model,
         "sites": total,
@@ -55,8 +55,9 @@ def _site(source: SourceModel, site: Site, settings: Settings) -> int | None:
     width, queries = _product(features), _product(positions)
     if width is None or queries is None:
         return None
-    m, k = settings.m, settings.k
-    return queries * (m * width + k * k * width + k**3 // 3)
+    m, k = settings.most_points, settings.k
+    solve = k * width + k * k // 2 if settings.cached else k * k * width + k**3 // 3
+    return queries * (m * width + solve)
 
 
 def _model(source: SourceModel) -> int | None:

@@ -16,6 +16,7 @@ from gapa_onnx.settings import (
     INDUCING,
     METRICS,
     ON_UNSUPPORTED,
+    POINT_FORMATS,
     SCORES,
     SOLVERS,
 )
@@ -103,7 +104,13 @@ Inducing = Annotated[
     ),
 ]
 Points = Annotated[
-    int, typer.Option("--m", metavar="N", help="Inducing points per site.", rich_help_panel=_GAUSSIAN_PROCESS)
+    str,
+    typer.Option(
+        "--m",
+        metavar="auto|N",
+        help="Inducing points per site; auto takes 40 for each neighbour, 2000 in all.",
+        rich_help_panel=_GAUSSIAN_PROCESS,
+    ),
 ]
 Neighbours = Annotated[
     int, typer.Option("--k", metavar="N", help="Neighbours per query.", rich_help_panel=_GAUSSIAN_PROCESS)
@@ -117,13 +124,24 @@ Index = Annotated[
         rich_help_panel=_GAUSSIAN_PROCESS,
     ),
 ]
+PointFormat = Annotated[
+    str,
+    typer.Option(
+        "--points",
+        metavar="|".join(POINT_FORMATS),
+        help="How inducing points are stored: half precision or 8 bits make the file smaller; by how much that "
+        "moves the variance is measured and told.",
+        rich_help_panel=_GAUSSIAN_PROCESS,
+    ),
+]
 Solver = Annotated[
     str,
     typer.Option(
         "--solver",
         metavar="|".join(SOLVERS),
         help="Neighbours of the query itself, or those of its nearest inducing point, which are prepared "
-        "beforehand: faster, and never less uncertain than with all inducing points.",
+        "beforehand: faster, and never less uncertain than with all inducing points. auto prepares them if they take "
+        "less than 48 MB.",
         rich_help_panel=_GAUSSIAN_PROCESS,
     ),
 ]

@@ -1,9 +1,10 @@
 """`--budget`: the most exact settings whose measured cost stays within what is allowed.
 
-Settings are tried from the most exact to the cheapest: first as they were given, then with neighbourhoods
-that are solved once (`--solver cached`), then with fewer inducing points, then with fewer neighbours, then
-with one site where there are several. Each is fitted and emitted, and timed beside the source model with a
-control (`bench`); the first within the budget is taken, and what it gave up is told against the first tried.
+Settings are tried from the most exact to the cheapest: first as they were given, where what was left open
+(`auto`) takes the best, then with neighbourhoods that are prepared (`--solver cached`), then with fewer
+inducing points, then with fewer neighbours, then with one site where there are several. The data are read
+once; each candidate is fitted and emitted, and timed beside the source model with a control (`bench`). The
+first within the budget is taken, and what it gave up is told against the first tried.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 
 from gapa_onnx.analyse import Plan, analyse, require_convertible
 from gapa_onnx.bench import Refusal, measure
-from gapa_onnx.calibrate import Calibration, calibrate
+from gapa_onnx.calibrate import Calibration, collect, fit
 from gapa_onnx.data import DataSource
 from gapa_onnx.emit import emit
 from gapa_onnx.errors import UserError
 from gapa_onnx.rewrite import rewrite
-from gapa_onnx.settings import Settings
+from gapa_onnx.settings import CACHED_INDEXES, Settings
 
-FEWER_POINTS = (500, 250, 125, 64)
+POINTS = (4000, 2000, 1000, 500, 250, 125, 64)
 FEWER_NEIGHBOURS = (20, 10)
 LARGEST_BATCH = 256
 
@@ -63,10 +64,13 @@ def within_budget(
             "give a number above 1, such as 1.5",
         )
     trials: list[Trial] = []
+    tried, collected = plan, None
     for candidate in candidates(settings, len(plan.sites)):
-        tried = plan if candidate.sites == settings.sites else analyse(plan.source, candidate)
-        require_convertible(tried, candidate)
-        calibration = calibrate(tried, data, candidate, progress)
+        if candidate.sites != settings.sites:
+            tried, collected = analyse(plan.source, candidate), None
+            require_convertible(tried, candidate)
+        collected = collected or collect(tried, data, candidate, progress)
+        calibration = fit(collected, candidate, progress)
         model = emit(tried, calibration, rewrite(tried, calibration, candidate), candidate)
         progress("measuring the cost", 0.0)
         batch = min(LARGEST_BATCH, calibration.batch_rows)
@@ -95,12 +99,14 @@ def candidates(settings: Settings, sites: int) -> Iterator[Settings]:
 
 
 def _ladder(settings: Settings, sites: int) -> Iterator[Settings]:
-    yield settings
-    index = settings.index if settings.index in ("auto", "flat", "ivf") else "auto"
-    cached = replace(settings, solver="cached", index=index)
+    open_m = settings.m == "auto" and settings.inducing != "all"
+    first = replace(settings, m=max(POINTS[0], settings.most_points)) if open_m else settings
+    yield replace(first, solver="exact") if settings.solver == "auto" else first
+    index = settings.index if settings.index in CACHED_INDEXES else "auto"
+    cached = replace(first, solver="cached", index=index)
     yield cached
-    for m in FEWER_POINTS:
-        if settings.k <= m < settings.m:
+    for m in POINTS:
+        if settings.k <= m and (m < first.most_points or first.inducing == "all"):
             cached = replace(cached, m=m, inducing="kmeans" if cached.inducing == "all" else cached.inducing)
             yield cached
     for k in FEWER_NEIGHBOURS:

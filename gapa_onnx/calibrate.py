@@ -5,7 +5,7 @@ Per site, with z the query and τ the scale:
     prior variance   c_i² = Var(z_i) over the data
     length scale     ℓ = median distance between data points (at the site, or of the inputs)
     inducing points  M of them, chosen from a bounded random sample of the rows
-    scale            τ = 0.02 / median of the leave-one-out share s; the share that enters is min(τ s, 1)
+    scale            τ = 0.05 / median of the leave-one-out share s: the amplitude of the Gaussian process
 
 Memory is bounded whatever the size of the data: moments are running sums, rows are sampled.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -23,9 +24,11 @@ from gapa_onnx import inducing, statistics
 from gapa_onnx.analyse import Plan
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
+from gapa_onnx.inference import row_count
 from gapa_onnx.load import SourceModel
-from gapa_onnx.op.approximation import share_error
+from gapa_onnx.op.approximation import rounding_error, share_error
 from gapa_onnx.op.index import Index, build_index
+from gapa_onnx.op.storage import Storage, fit_storage
 from gapa_onnx.qdq import reading_graph
 from gapa_onnx.runtime import first_line, open_session
 from gapa_onnx.settings import Settings
@@ -37,7 +40,7 @@ INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
 MOST_BATCH_ROWS = 256
 BATCH_NUMBERS = 1 << 20  # input numbers per batch: 256 rows of 64 x 64 pixels
 HELD_OUT_ROWS = 2000  # rows for leave-one-out shares and for the recall of an index
-MEDIAN_SHARE = 0.02  # target of the default scale, chosen on two data sets (method notes, 2)
+MEDIAN_SHARE = 0.05  # target of the default scale: docs/defaults.md
 SMALLEST_STD = 1e-6  # of a neuron; a unit that never moves still gets a prior
 
 Progress = Callable[[str, float], None]
@@ -60,11 +63,26 @@ class SiteFit:
     sizes: np.ndarray | None = field(repr=False)  #: rows that each inducing point is the mean of
     share_quantiles: dict[str, float] = field(repr=False)  #: of the leave-one-out share
     share_error: float  #: largest error of s that the index makes on held-out rows
+    storage: Storage = field(repr=False)  #: of the inducing points
+    storage_error: float  #: by which s moves at most on held-out rows since the points are rounded
     rows: int
 
     def leave_one_out(self, queries: np.ndarray) -> np.ndarray:
         """s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
-        return _leave_one_out(self.index, queries, self.k, self.length_scale, self.jitter, self.sizes)
+        return _leave_one_out(
+            self.index,
+            self.storage,
+            queries,
+            self.k,
+            self.length_scale,
+            self.jitter,
+            self.sizes,
+            self._search,
+        )
+
+    @cached_property
+    def _search(self) -> statistics.NearestSearch:
+        return statistics.NearestSearch(self.index.points)
 
 
 @dataclass(frozen=True)
@@ -78,20 +96,50 @@ class Calibration:
     description: str
 
 
+@dataclass(frozen=True)
+class Collected:
+    """What one pass over the data left of it: moments and row samples of every site."""
+
+    collectors: tuple[_Collector, ...] = field(repr=False)
+    inputs: _InputSample | None = field(repr=False)
+    rows: int  #: batch rows read
+    batch_rows: int  #: rows that were fed at a time
+    description: str
+
+
 def calibrate(
     plan: Plan, data: DataSource, settings: Settings, progress: Progress = lambda text, done: None
 ) -> Calibration:
     """Run the source model over the data and fit each site."""
-    collectors = [_Collector(site, settings, len(plan.sites)) for site in plan.sites]
+    return fit(collect(plan, data, settings, progress), settings, progress)
+
+
+def collect(
+    plan: Plan, data: DataSource, settings: Settings, progress: Progress = lambda text, done: None
+) -> Collected:
+    """The one pass over the data: the source model runs, and what the fit needs of its activations is kept."""
+    collectors = tuple(_Collector(site, settings, len(plan.sites)) for site in plan.sites)
     inputs = _InputSample(settings.seed) if settings.length_scale == "input" else None
     rows, batch_rows = _stream(plan, data, collectors, inputs, progress)
+    return Collected(collectors, inputs, rows, batch_rows, data.description)
+
+
+def fit(
+    collected: Collected, settings: Settings, progress: Progress = lambda text, done: None
+) -> Calibration:
+    """Fit each site to what was collected.
+
+    The settings may ask for another index, solver or storage than those it was collected with, and for fewer
+    inducing points or neighbours: the result is the same as that of `calibrate`, to the bit, without another
+    pass. Sites, metric, length scale and seed must be the same.
+    """
     fits = []
-    for number, collector in enumerate(collectors):
-        progress(f"fitting {collector.site.name}", number / len(collectors))
-        fits.append(_fit(collector, settings, inputs))
+    for number, collector in enumerate(collected.collectors):
+        progress(f"fitting {collector.site.name}", number / len(collected.collectors))
+        fits.append(_fit(collector, settings, collected.inputs))
     progress("fitting", 1.0)
-    dropped = sum(collector.dropped for collector in collectors)
-    return Calibration(tuple(fits), rows, batch_rows, dropped, data.description)
+    dropped = sum(collector.dropped for collector in collected.collectors)
+    return Calibration(tuple(fits), collected.rows, collected.batch_rows, dropped, collected.description)
 
 
 # ------------------------------------------------------------------ the pass
@@ -114,7 +162,7 @@ def _stream(
                 f"the model failed on the calibration data: {first_line(error)}",
                 "check the shape and range of the data",
             ) from error
-        rows += _rows(batch)
+        rows += row_count(batch)
         tensors = dict(zip([*queries, *maps], answers))
         for query, collector in zip(queries, collectors):
             collector.add(tensors[query], tensors.get(collector.site.query))
@@ -122,10 +170,6 @@ def _stream(
             inputs.add(batch)
         progress("reading calibration data", rows / data.rows if data.rows else 0.0)
     return rows, batch_rows
-
-
-def _rows(batch: dict[str, np.ndarray]) -> int:
-    return max((array.shape[0] for array in batch.values() if array.ndim), default=1)
 
 
 def _batch_rows(session: InferenceSession, data: DataSource) -> int:
@@ -194,12 +238,19 @@ class _Collector:
 
     def _begin(self, width: int) -> None:
         self.width = width
-        capacity = max(self.settings.k + 1, self.budget // (4 * width))
-        if self.settings.inducing != "all":
-            capacity = min(capacity, max(256 * self.settings.m, 2 * HELD_OUT_ROWS))
-        self.sample = statistics.RowSample(capacity, width, self.settings.seed)
+        self.sample = statistics.RowSample(self._capacity(self.settings), width, self.settings.seed)
         self.moments = statistics.Moments(width, covariance=self.settings.metric == "whitened")
         self.channel_moments = statistics.Moments(width)  # used where the query is a pooled map
+
+    def rows(self, settings: Settings) -> np.ndarray:
+        """The sample that these settings call for: (n, width)."""
+        return self.sample.smaller(self._capacity(settings))
+
+    def _capacity(self, settings: Settings) -> int:
+        capacity = max(settings.k + 1, self.budget // (4 * self.width))
+        if settings.inducing != "all":
+            capacity = min(capacity, max(256 * settings.most_points, 2 * HELD_OUT_ROWS))
+        return capacity
 
 
 class _InputSample:
@@ -228,14 +279,16 @@ class _InputSample:
 def _fit(collector: _Collector, settings: Settings, inputs: _InputSample | None) -> SiteFit:
     site = collector.site
     _require_rows(collector, settings)
-    rows = collector.sample.rows  # (n, d)
+    rows = collector.rows(settings)  # (n, d)
     whitening = None
     if settings.metric == "whitened":
         moments = collector.moments
         whitening = (moments.mean.astype(np.float32), statistics.whitening(moments.mean, moments.covariance))
         rows = (rows - whitening[0]) @ whitening[1]
     length_scale = _length_scale(site, rows, settings, inputs)
-    points = inducing.select(settings.inducing, rows, settings.m, settings.seed)
+    chosen = inducing.select(settings.inducing, rows, settings.most_points, settings.seed)
+    storage = fit_storage(settings.points, chosen)
+    points = _as_stored(storage, chosen)
     if len(points) < settings.k:
         raise UserError(
             f"site {site.name!r} has only {len(points)} distinct calibration rows, fewer than K = {settings.k}",
@@ -244,8 +297,8 @@ def _fit(collector: _Collector, settings: Settings, inputs: _InputSample | None)
     held_out = _held_out(rows, settings.seed)
     index = _build_index(points, held_out, settings)
     sizes = inducing.cluster_sizes(rows, index.points) if settings.inducing == "kmeans" else None
-    shares = _leave_one_out(index, held_out, settings.k, length_scale, settings.jitter, sizes)
-    error = share_error(index, held_out, length_scale=length_scale, jitter=settings.jitter, k=settings.k)
+    shares = _leave_one_out(index, storage, held_out, settings.k, length_scale, settings.jitter, sizes)
+    kernel = {"length_scale": length_scale, "jitter": settings.jitter, "k": settings.k}
     return SiteFit(
         site=site,
         index=index,
@@ -257,24 +310,47 @@ def _fit(collector: _Collector, settings: Settings, inputs: _InputSample | None)
         whitening=whitening,
         sizes=sizes,
         share_quantiles=statistics.quantile_table(shares),
-        share_error=error.max,
+        share_error=share_error(index, held_out, **kernel).max,
+        storage=storage,
+        storage_error=rounding_error(points, chosen, held_out, **kernel).max,
         rows=collector.sample.seen,
     )
 
 
+def _as_stored(storage: Storage, chosen: np.ndarray) -> np.ndarray:
+    """The inducing points (≤ M, d) that the file holds for those that were chosen (M, d).
+
+    Everything else is fitted to these. Points that rounding makes equal are one point.
+    """
+    if storage.format == "float32":
+        return chosen
+    rounded = storage.rounded(chosen)
+    return rounded[inducing.distinct_rows(rounded)]
+
+
 def _build_index(points: np.ndarray, held_out: np.ndarray, settings: Settings) -> Index:
-    kind = "local" if settings.solver == "cached" else settings.index
+    kind = "local" if settings.cached else settings.index
     return build_index(
         kind, points, k=settings.k, held_out=held_out, seed=settings.seed, search=settings.index
     )
 
 
 def _leave_one_out(
-    index: Index, rows: np.ndarray, k: int, length_scale: float, jitter: float, sizes: np.ndarray | None
+    index: Index,
+    storage: Storage,
+    rows: np.ndarray,
+    k: int,
+    length_scale: float,
+    jitter: float,
+    sizes: np.ndarray | None,
+    search: statistics.NearestSearch | None = None,
 ) -> np.ndarray:
     """The operator's s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
     near = index.tensors.get("neighbourhoods")
-    return statistics.leave_one_out_share(rows, index.points, k, length_scale, jitter, sizes, near)
+    twins = None if storage.format == "float32" else storage.rounded(rows)
+    return statistics.leave_one_out_share(
+        rows, index.points, k, length_scale, jitter, sizes, near, twins, search
+    )
 
 
 def _require_rows(collector: _Collector, settings: Settings) -> None:

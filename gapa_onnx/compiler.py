@@ -30,6 +30,7 @@ from gapa_onnx.emit import emit, save
 from gapa_onnx.errors import UserError
 from gapa_onnx.load import load
 from gapa_onnx.rewrite import rewrite
+from gapa_onnx.scale import scaled_by_targets
 from gapa_onnx.settings import Settings
 from gapa_onnx.targets import read_targets
 from gapa_onnx.verify import Check, verify
@@ -71,7 +72,9 @@ def convert(
         CalibrationDataReader.
     out: where to write; None writes nothing.
     targets: for regression, the true values of the calibration rows (an array, or a .npy, .npz or .csv
-        file); a small network on the hidden representation then learns the noise in them.
+        file); they set the scale of the variance (`scale`), and a small network on the hidden
+        representation learns the noise in them. NaN for rows that the model was fitted to: what it has
+        learnt by heart says little about its errors.
     budget: how many times the source model's time the result may take; settings that cost more are made
         cheaper until it is kept, and what that gives up is recorded.
     settings: a `Settings`; single choices can be given by name instead (`k=20, sites="all"`).
@@ -97,8 +100,10 @@ def convert(
     else:
         choice = within_budget(plan, data, settings, budget, progress)
         settings, plan, calibration = choice.settings, choice.plan, choice.calibration
-    rewritten = rewrite(plan, calibration, settings)
-    emitted = emit(plan, calibration, rewritten, settings)
+    emitted = emit(plan, calibration, rewrite(plan, calibration, settings), settings)
+    if known and settings.scale == "loo":
+        calibration = scaled_by_targets(emitted, calibration, data, known, settings, progress)
+        emitted = emit(plan, calibration, rewrite(plan, calibration, settings), settings)
     converted = complete(emitted, calibration, data, settings, known, progress)
     if budget is not None:
         record = provenance.read(converted)

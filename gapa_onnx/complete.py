@@ -25,6 +25,7 @@ from gapa_onnx.rules.view import variance_dtype
 from gapa_onnx.scores import ScoreSample, left_out, site_nodes, threshold_at
 from gapa_onnx.settings import Settings
 from gapa_onnx.splice import splice
+from gapa_onnx.targets import known_rows, require_rows
 from gapa_onnx.tasks import Head, Task
 from gapa_onnx.threshold import put_threshold
 
@@ -102,18 +103,14 @@ def _with_noise(
     progress: Progress,
 ) -> onnx.ModelProto:
     """A copy of the model with the aleatoric and the total variance of one output."""
-    if len(targets) != calibration.rows:
-        raise UserError(
-            f"there are {len(targets)} targets for {calibration.rows} calibration rows",
-            "give one target per row, in the same order",
-        )
+    require_rows(targets, calibration.rows)
     record = provenance.read(model)
     roles = record["heads"][output]["outputs"]
     hidden = _hidden(model)
     wanted = [output, roles["var"], hidden]
     parts: list[tuple[np.ndarray, ...]] = []
-    rows = left_out(model, calibration, data, wanted, most=NOISE_ROWS, seed=settings.seed, progress=progress)
-    for positions, answers in rows:
+    rows = {"among": known_rows(targets), "most": NOISE_ROWS, "seed": settings.seed}
+    for positions, answers in left_out(model, calibration, data, wanted, **rows, progress=progress):
         mean, var, features = (answers[name] for name in wanted)
         if features.ndim != 2 or len(features) != len(positions):
             raise UserError(

@@ -87,6 +87,8 @@ def _site_record(fit: SiteFit) -> dict[str, Any]:
         "index_settings": fit.index.settings,
         "recall": fit.index.recall,
         "share_error": fit.share_error,
+        "storage": fit.storage.format,
+        "storage_error": fit.storage_error,
         "share_quantiles": fit.share_quantiles,
     }
 

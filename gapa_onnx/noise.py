@@ -29,6 +29,8 @@ from .graph import Value, VarianceGraph
 # Chosen among about twenty settings by test likelihood on UCI sets: two narrow layers did a little better
 # than one wide one, five folds better than a single split on four sets of five, tanh better than relu on
 # average; tanh also stays bounded where inputs are unlike the data.
+# On ten other sets, one split each, 8 to 32 units and 3 to 10 folds differed little, but for one set where every
+# one of these heads did worse than the constant, the wide one most.
 FOLDS = 5
 UNITS = 16  # of each of the two hidden layers of one network
 EPOCHS, PATIENCE = 60, 8
@@ -94,7 +96,7 @@ def fit_noise(
     epistemic = (epistemic / scale).astype(np.float32)
     centre, projection = _directions(hidden, rng)
     features = _features(hidden, centre, projection)  # (n, r)
-    constant = _best_constant(squared, epistemic)  # (t,)
+    constant = best_constant(squared, epistemic)  # (t,)
     start = np.log(np.expm1(constant))
 
     folds = np.array_split(rng.permutation(len(features)), FOLDS)
@@ -259,7 +261,7 @@ def _loss(s: np.ndarray, squared: np.ndarray, epistemic: np.ndarray) -> np.ndarr
     return 0.5 * (squared / var + np.log(var))
 
 
-def _best_constant(squared: np.ndarray, epistemic: np.ndarray) -> np.ndarray:
+def best_constant(squared: np.ndarray, epistemic: np.ndarray) -> np.ndarray:
     """The constant noise (t,) of least loss: the best of a grid, then golden sections of log c."""
 
     def loss(c: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 At each site, for the query z:
 
     s = GapaActivation(z, …)       share of the prior variance that the data leave unexplained
-    own variance = min(τ s, 1) c²  ordinary nodes, so that they can be folded
+    own variance = τ c² s          ordinary nodes, so that they can be folded
 
 and from there on whatever `propagation` says, down to one `<output>_var` per output, and what `answers`
 puts beside it.
@@ -21,14 +21,16 @@ from gapa_onnx.analyse import Plan
 from gapa_onnx.answers import answer, declare
 from gapa_onnx.calibrate import Calibration, SiteFit
 from gapa_onnx.errors import UserError
-from gapa_onnx.graph import Scaled, Value, VarianceGraph
-from gapa_onnx.op.contract import DOMAIN, SCHEMAS, SPLIT
+from gapa_onnx.graph import Value, VarianceGraph
+from gapa_onnx.op.classes import classes_body
+from gapa_onnx.op.contract import CLASSES, DOMAIN, SCHEMAS
 from gapa_onnx.op.function import body
-from gapa_onnx.op.split import split_body
+from gapa_onnx.op.storage import emit_points
 from gapa_onnx.propagation import RefusedNode, propagate
 from gapa_onnx.settings import Settings
 from gapa_onnx.sites import Layout, Site, arrange, restore
 from gapa_onnx.taps import protect
+from gapa_onnx.values import Scaled
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def rewrite(plan: Plan, calibration: Calibration, settings: Settings) -> Rewritt
 def _functions(
     opset: int, fits: Sequence[SiteFit], additions: onnx.GraphProto
 ) -> Iterator[onnx.FunctionProto]:
-    """One function per index kind in use, and the heads' if there is one that splits uncertainty by it."""
+    """One function per index kind in use, and the heads' if there is one that is an operator."""
     for kind in sorted({fit.index.kind for fit in fits}):
         bodies = [body(kind, opset, fit.k, fit.index.tensors) for fit in fits if fit.index.kind == kind]
         if any(other != bodies[0] for other in bodies[1:]):
@@ -91,12 +93,12 @@ def _functions(
                 "use --index flat, one site, or raise the model's opset to 10 or newer",
             )
         yield bodies[0]
-    if any(node.domain == DOMAIN and node.op_type == SPLIT.name for node in additions.node):
-        yield split_body(opset)
+    if any(node.domain == DOMAIN and node.op_type == CLASSES.name for node in additions.node):
+        yield classes_body(opset)
 
 
 def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
-    """min(τ s, 1) c² at one site, in the shape of the site's tensor."""
+    """τ c² s at one site, in the shape of the site's tensor."""
     site, prefix = fit.site, fit.site.prefix
     schema = SCHEMAS[fit.index.kind]
     parameters = {
@@ -112,17 +114,19 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
             query = query - graph.constant(centre, f"{prefix}/centre")
             query = graph.emit("MatMul", query, graph.constant(directions, f"{prefix}/whitening"))
         constants = [
-            graph.constant(parameters[port.name], f"{prefix}/{port.name}") for port in schema.constants
+            emit_points(graph, fit.storage, fit.index.points, f"{prefix}/points")
+            if port.name == "points"
+            else graph.constant(parameters[port.name], f"{prefix}/{port.name}")
+            for port in schema.constants
         ]
         # A call of a function lists all its outputs, also the one that nobody reads.
         names = (f"{prefix}/share", f"{prefix}/neighbours")
         share, _ = graph.emit(schema.name, query, *constants, domain=DOMAIN, names=names)
-        if fit.scale != 1.0:
-            scaled = share * graph.constant(np.float32(fit.scale), f"{prefix}/scale")
-            share = graph.at_most(scaled, 1)
-        prior_var = graph.constant(fit.prior_var, f"{prefix}/prior_var")
-        axis = 1 if site.layout is Layout.POSITIONS else -1
-        own = Scaled(restore(graph, site, share), prior_var, axis, f"{prefix}/own_var")
-        whole = site.layout in (Layout.POOLED, Layout.FLAT) and site.rank > 2  # features on several axes
-        own = own.product if whole else own
-        return graph.expand(own, like=tensor) if site.layout is Layout.POOLED else own
+        prior_var = graph.constant(np.float32(fit.scale) * fit.prior_var, f"{prefix}/prior_var")
+        scale = restore(graph, site, share)
+        if site.layout is Layout.POOLED:
+            scale = graph.expand(scale, like=graph.slice(tensor, 1, 0, 1))  # one number for all positions
+        axis = 1 if site.layout in (Layout.POSITIONS, Layout.POOLED) else -1
+        own = Scaled(scale, prior_var, axis, f"{prefix}/own_var")
+        # A flat map has features on several axes.
+        return own.tensor if site.layout is Layout.FLAT and site.rank > 2 else own

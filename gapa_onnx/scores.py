@@ -16,7 +16,7 @@ import onnx
 from gapa_onnx.calibrate import Calibration, SiteFit
 from gapa_onnx.data import DataSource
 from gapa_onnx.inference import row_count
-from gapa_onnx.op.contract import DOMAIN, SPLIT
+from gapa_onnx.op.contract import CLASSES, DOMAIN
 from gapa_onnx.runtime import open_session
 from gapa_onnx.splice import extract
 from gapa_onnx.statistics import quantile
@@ -38,14 +38,37 @@ def left_out(
     data: DataSource,
     wanted: Sequence[str],
     *,
+    among: np.ndarray | None = None,
     most: int = MOST_ROWS,
     seed: int = 0,
     progress: Callable[[str, float], None] = lambda text, done: None,
 ) -> Iterator[tuple[np.ndarray, Batch]]:
     """Some calibration rows: their positions in the data, and tensors of the converted model for them.
 
-    Rows are chosen at random, fewer than `most` where each has many queries. `wanted` are names of
-    tensors behind, or beside, the sites.
+    Rows are chosen at random, fewer than `most` where each has many queries, and only `among` the positions
+    given. `wanted` are names of tensors behind, or beside, the sites.
+    """
+    for positions, (answers,) in left_out_by_scale(
+        model, calibration, data, wanted, (1.0,), among=among, most=most, seed=seed, progress=progress
+    ):
+        yield positions, answers
+
+
+def left_out_by_scale(
+    model: onnx.ModelProto,
+    calibration: Calibration,
+    data: DataSource,
+    wanted: Sequence[str],
+    factors: Sequence[float],
+    *,
+    among: np.ndarray | None = None,
+    most: int = MOST_ROWS,
+    seed: int = 0,
+    progress: Callable[[str, float], None] = lambda text, done: None,
+) -> Iterator[tuple[np.ndarray, list[Batch]]]:
+    """As `left_out`, with the tensors as they would be if τ of every site were multiplied by each factor.
+
+    τ and the share s meet only in their product, so that the factor can be put on s.
     """
     fits = {f"{fit.site.prefix}/share": fit for fit in calibration.fits}
     sites = [(node, fits[node.output[0]]) for node in site_nodes(model)]
@@ -56,29 +79,34 @@ def left_out(
     before = open_session(extract(model, queries), "the model")
     behind = open_session(extract(model, list(wanted), shares), "the converted model")
     read = {value.name for value in behind.get_inputs()}
-    chosen = _choose(calibration, most, seed)
+    chosen = _choose(calibration, among, most, seed)
     done = 0
     for positions, batch in _chosen_rows(data, calibration.batch_rows, chosen):
         at = dict(zip(queries, before.run(queries, batch)))
-        fed = {**batch, **{node.output[0]: _share(fit, at[node.input[0]]) for node, fit in sites}}
-        answers = behind.run(list(wanted), {name: array for name, array in fed.items() if name in read})
-        yield positions, dict(zip(wanted, answers))
+        found = {node.output[0]: _share(fit, at[node.input[0]]) for node, fit in sites}
+        answers = []
+        for factor in factors:
+            fed = {**batch, **{name: share * np.float32(factor) for name, share in found.items()}}
+            fed = {name: array for name, array in fed.items() if name in read}
+            answers.append(dict(zip(wanted, behind.run(list(wanted), fed))))
+        yield positions, answers
         done += len(positions)
         progress("leaving rows out", min(1.0, done / len(chosen)))
 
 
 def site_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The operators of a converted model that stand at its sites, in order."""
-    return [node for node in model.graph.node if node.domain == DOMAIN and node.op_type != SPLIT.name]
+    return [node for node in model.graph.node if node.domain == DOMAIN and node.op_type != CLASSES.name]
 
 
-def _choose(calibration: Calibration, most: int, seed: int) -> np.ndarray:
+def _choose(calibration: Calibration, among: np.ndarray | None, most: int, seed: int) -> np.ndarray:
     """Positions of the rows to run, ascending."""
+    rows = np.arange(calibration.rows) if among is None else among
     per_row = sum(fit.rows for fit in calibration.fits) / calibration.rows
     count = min(most, max(FEWEST_ROWS, int(MOST_QUERIES * most / MOST_ROWS / max(per_row, 1e-9))))
-    if calibration.rows <= count:
-        return np.arange(calibration.rows)
-    return np.sort(np.random.default_rng(seed).choice(calibration.rows, count, replace=False))
+    if len(rows) <= count:
+        return rows
+    return np.sort(np.random.default_rng(seed).choice(rows, count, replace=False))
 
 
 def _chosen_rows(data: DataSource, batch_rows: int, chosen: np.ndarray) -> Iterator[tuple[np.ndarray, Batch]]:

@@ -12,13 +12,18 @@ if TYPE_CHECKING:
 
 INDUCING = ("kmeans", "fps", "random", "all")
 INDEXES = ("auto", "flat", "ivf", "hnsw", "ivfpq")
-SOLVERS = ("exact", "cached")
+SOLVERS = ("auto", "exact", "cached")
+CACHED_INDEXES = ("auto", "flat", "ivf")  # that find one nearest point
+POINT_FORMATS = ("float32", "float16", "int8")
 METRICS = ("euclidean", "whitened")
 ON_UNSUPPORTED = ("error", "cut")
 ATTENTION = ("values", "full")
 COVARIANCES = ("diag", "full")
 BRIDGES = ("shared", "per-class")
 SCORES = ("variance", "epistemic")
+
+POINTS_PER_NEIGHBOUR = 40  # of --m auto
+MOST_KEPT = 48 << 20  # bytes of prepared neighbourhoods, of which the native library keeps no more
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,11 @@ class Settings:
 
     sites: str = "auto"
     inducing: str = "kmeans"
-    m: int = 1000  #: inducing points per site
+    m: str | int = "auto"  #: inducing points per site
     k: int = 50  #: neighbours per query
     index: str = "auto"
-    solver: str = "exact"  #: with the query's own neighbours, or with those of its nearest inducing point
+    points: str = "float32"  #: how inducing points are stored, see `op.storage`
+    solver: str = "auto"  #: with the query's own neighbours, or with those of its nearest inducing point
     length_scale: str | float = "site"  #: median distance at the site, of the inputs, or a number
     scale: str | float = "loo"  #: τ from leave-one-out shares, "none" for τ = 1, or a number
     metric: str = "euclidean"
@@ -50,7 +56,13 @@ class Settings:
         _one_of("--inducing", self.inducing, INDUCING)
         _one_of("--index", self.index, INDEXES)
         _one_of("--solver", self.solver, SOLVERS)
-        if self.solver == "cached" and self.index not in ("auto", "flat", "ivf"):
+        _one_of("--points", self.points, POINT_FORMATS)
+        if self.points != "float32" and self.index == "ivfpq":
+            raise UserError(
+                f"--index ivfpq stores points as codes of its own, --points {self.points} has nothing to do",
+                "leave out either of them",
+            )
+        if self.solver == "cached" and self.index not in CACHED_INDEXES:
             raise UserError(
                 f"--solver cached looks for one point only, which --index {self.index} is not for",
                 "use --index auto, flat or ivf, or --solver exact",
@@ -61,11 +73,12 @@ class Settings:
         _one_of("--covariance", self.covariance, COVARIANCES)
         _one_of("--bridge", self.bridge, BRIDGES)
         _one_of("--score", self.score, SCORES)
-        counts = {"--m": self.m, "--k": self.k, "--samples": self.samples, "--top-k": self.top_k}
+        object.__setattr__(self, "m", _word_or_count("--m", self.m, ("auto",)))
+        counts = {"--k": self.k, "--samples": self.samples, "--top-k": self.top_k}
         for option, number in counts.items():
             if number is not None and number < 1:
                 raise UserError(f"{option} is {number}; it must be at least 1")
-        if self.inducing != "all" and self.k > self.m:
+        if self.inducing != "all" and self.k > self.most_points:
             raise UserError(
                 f"--k {self.k} is more than --m {self.m}", "use fewer neighbours than inducing points"
             )
@@ -78,8 +91,26 @@ class Settings:
         object.__setattr__(self, "scale", _word_or_number("--scale", self.scale, ("loo", "none")))
 
     def as_in_paper(self) -> Settings:
-        """The paper's reading: length scale of the inputs, no τ, Euclidean distances."""
-        return replace(self, length_scale="input", scale="none", metric="euclidean")
+        """The paper's reading: length scale of the inputs, no τ, Euclidean distances, the query's own neighbours."""
+        solver = "exact" if self.solver == "auto" else self.solver
+        return replace(self, length_scale="input", scale="none", metric="euclidean", solver=solver)
+
+    @property
+    def most_points(self) -> int:
+        """M, where there are as many rows and not all of them are taken.
+
+        Detection gains with every doubling of M (docs/defaults.md), so that cost decides: with so many the
+        search costs about what the rest of a query does.
+        """
+        return POINTS_PER_NEIGHBOUR * self.k if self.m == "auto" else self.m
+
+    @property
+    def cached(self) -> bool:
+        """Whether neighbourhoods are prepared: where they may be, and all of them fit into memory."""
+        if self.solver != "auto":
+            return self.solver == "cached"
+        kept = 4 * self.most_points * self.k * (self.k + 1)
+        return self.inducing != "all" and self.index in CACHED_INDEXES and kept <= MOST_KEPT
 
     @property
     def cut(self) -> bool:
@@ -104,6 +135,20 @@ def require_quantile(option: str, quantile: float) -> None:
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise UserError(f"{option} {value!r} is not known", f"choose one of {', '.join(allowed)}")
+
+
+def _word_or_count(option: str, value: str | int, words: tuple[str, ...]) -> str | int:
+    if value in words:
+        return value
+    try:
+        number = int(value)
+    except ValueError:
+        raise UserError(
+            f"{option} {value!r} is not known", f"choose {', '.join(words)} or a whole number"
+        ) from None
+    if number < 1:
+        raise UserError(f"{option} is {number}; it must be at least 1")
+    return number
 
 
 def _word_or_number(option: str, value: str | float, words: tuple[str, ...]) -> str | float:

@@ -123,8 +123,15 @@ class RowSample:
     @property
     def rows(self) -> np.ndarray:  # (min(seen, capacity), d)
         """The sample so far, in stream order (a copy)."""
+        return self.smaller(self._capacity)
+
+    def smaller(self, capacity: int) -> np.ndarray:
+        """The sample that a smaller capacity would have kept of the same stream: (min(seen, capacity), d)."""
         self._thin_out()
-        return self._buffer[: self._held].copy()
+        if self._held <= capacity:
+            return self._buffer[: self._held].copy()
+        kept = np.sort(np.argsort(self._keys[: self._held], kind="stable")[:capacity])
+        return self._buffer[kept]
 
     def add(self, rows: np.ndarray) -> None:
         """Offer rows (n, d)."""
@@ -168,10 +175,11 @@ class RowSample:
         self._highest = self._keys[: self._held].max()
 
 
-def median_distance(rows: np.ndarray, pairs: int = 1_000_000, seed: int = 0) -> float:
+def median_distance(rows: np.ndarray, pairs: int = 200_000, seed: int = 0) -> float:
     """Median Euclidean distance between two different rows of (m, d); 0.0 for fewer than two rows.
 
-    Over all m(m−1)/2 pairs while these are no more than `pairs`, else over `pairs` random ones. Each
+    Over all m(m−1)/2 pairs while these are no more than `pairs`, else over `pairs` random ones, whose median
+    is between the true quantiles ½ ± 0.0034 with 99.7% (3 standard errors of 200,000 draws). Each
     difference is formed in float64 before it is squared, so a common offset of the rows cancels exactly.
     """
     m = len(rows)
@@ -215,6 +223,20 @@ def whitening(mean: np.ndarray, covariance: np.ndarray, floor: float = 1e-3) -> 
     return (axes / np.sqrt(np.maximum(values, max(floor * values[0], rounding)))).astype(np.float32)
 
 
+class NearestSearch:
+    """The nearest of some points (M, d), exactly, prepared once for many searches."""
+
+    def __init__(self, points: np.ndarray):
+        self._centre = points.mean(axis=0, dtype=np.float64)  # float32 loses digits to a common offset
+        self._index = faiss.IndexFlatL2(points.shape[1])
+        self._index.add((points - self._centre).astype(np.float32))
+
+    def candidates(self, rows: np.ndarray, count: int) -> np.ndarray:
+        """Indices (b, count) for rows (b, d), -1 where there are fewer points."""
+        with _one_search_thread():
+            return self._index.search((rows - self._centre).astype(np.float32), count)[1]
+
+
 def leave_one_out_share(
     rows: np.ndarray,
     points: np.ndarray,
@@ -223,40 +245,42 @@ def leave_one_out_share(
     jitter: float,
     sizes: np.ndarray | None = None,
     neighbourhoods: np.ndarray | None = None,
+    twins: np.ndarray | None = None,
+    search: NearestSearch | None = None,
 ) -> np.ndarray:
     """The op's s for calibration rows (q, d), as if the row had not been among the data -> (q,).
 
-    A point that is the row itself is left out: within 4 float32 roundings, ‖row − point‖ ≤ 4ε‖row‖. A point
+    A point that is the row itself is left out: within 4 float32 roundings, ‖row − point‖ ≤ 4ε‖row‖. Where
+    points are rounded, `twins` (q, d) are the rows as they would be among the points. A point
     p that is the mean of n > 1 rows (`sizes`, one number per point) moves to the mean of the others,
 
         p + (p − row) / (n − 1),
 
     for the row's own cluster, which is the nearest. Of what there is then the k nearest are used, or all if
     there are fewer; equal distances are ordered by index. With `neighbourhoods` (M, ≥ k) only the nearest
-    is searched, and the first k of its neighbourhood are used, less what is left out.
+    is searched, and the first k of its neighbourhood are used, less what is left out. `search` is for callers
+    that come with many small batches.
     """
     q, d = rows.shape
     wanted = min(len(points), (k if neighbourhoods is None else 1) + 1 + _SPARE_CANDIDATES)
-    centre = points.mean(axis=0, dtype=np.float64)  # float32 search loses digits to a common offset
-    index = faiss.IndexFlatL2(d)
-    index.add((points - centre).astype(np.float32))
+    search = search or NearestSearch(points)
     shares = np.empty(q)
     step = max(1, min(4096, 4 * _BLOCK_VALUES // (max(wanted, k) * d)))
-    with _one_search_thread():
-        for start in range(0, q, step):
-            part = rows[start : start + step]
-            candidates = index.search((part - centre).astype(np.float32), wanted)[1]  # (b, wanted)
-            own = _own(part, points, candidates[:, : 1 + _SPARE_CANDIDATES])
-            offsets, present, order = _without_itself(part, points, candidates, own, sizes)
-            if neighbourhoods is not None:
-                first = order[:, :1]
-                nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
-                found = np.take_along_axis(present, first, axis=1)  # (b, 1)
-                members = np.where(found, neighbourhoods[nearest, :k], -1)
-                offsets, present, order = _without_itself(part, points, members, own, sizes)
-            offsets = np.take_along_axis(offsets, order[:, :k, None], axis=1)
-            present = np.take_along_axis(present, order[:, :k], axis=1)
-            shares[start : start + step] = _share(offsets / length_scale, present, jitter)
+    for start in range(0, q, step):
+        part = rows[start : start + step]
+        candidates = search.candidates(part, wanted)  # (b, wanted)
+        twin = part if twins is None else twins[start : start + step]
+        own = _own(part, points, candidates[:, : 1 + _SPARE_CANDIDATES])
+        offsets, present, order = _without_itself(part, twin, points, candidates, own, sizes)
+        if neighbourhoods is not None:
+            first = order[:, :1]
+            nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
+            found = np.take_along_axis(present, first, axis=1)  # (b, 1)
+            members = np.where(found, neighbourhoods[nearest, :k], -1)
+            offsets, present, order = _without_itself(part, twin, points, members, own, sizes)
+        offsets = np.take_along_axis(offsets, order[:, :k, None], axis=1)
+        present = np.take_along_axis(present, order[:, :k], axis=1)
+        shares[start : start + step] = _share(offsets / length_scale, present, jitter)
     return shares
 
 
@@ -268,17 +292,26 @@ def _own(rows: np.ndarray, points: np.ndarray, candidates: np.ndarray) -> np.nda
 
 
 def _without_itself(
-    rows: np.ndarray, points: np.ndarray, candidates: np.ndarray, own: np.ndarray, sizes: np.ndarray | None
+    rows: np.ndarray,
+    twins: np.ndarray,
+    points: np.ndarray,
+    candidates: np.ndarray,
+    own: np.ndarray,
+    sizes: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Offsets (b, c, d) from each row to its candidates (b, c), whether they count, and their order.
 
-    Nearest come first. What is the row itself goes last and does not count. `own` (b,) are the points whose
-    clusters the rows belong to.
+    Nearest come first. What is the row itself, or its twin, goes last and does not count. `own` (b,) are the
+    points whose clusters the rows belong to.
     """
     offsets = points[candidates].astype(np.float64) - rows[:, None, :]
     distances = np.einsum("bcd,bcd->bc", offsets, offsets)
+    apart = distances
+    if twins is not rows:
+        from_twin = offsets + (rows.astype(np.float64) - twins)[:, None, :]
+        apart = np.einsum("bcd,bcd->bc", from_twin, from_twin)
     size = np.einsum("bd,bd->b", rows, rows, dtype=np.float64)
-    present = (candidates >= 0) & ~(distances <= (4 * _EPS) ** 2 * size[:, None])
+    present = (candidates >= 0) & ~(apart <= (4 * _EPS) ** 2 * size[:, None])
     if sizes is not None:
         at = np.nonzero((candidates == own[:, None]) & (candidates >= 0) & (sizes[own] > 1)[:, None])
         count = sizes[own[at[0]]]

@@ -20,6 +20,9 @@ def read_targets(given: Any, heads: Sequence[Head], data: DataSource) -> dict[st
     Parameters
     ----------
     given: an array for the one regression output, a mapping output -> array, or a .npy, .npz or .csv file.
+
+    A NaN stands for an unknown target. Rows that the model was fitted to are best given so: they serve as data
+    that it has seen, while the noise is learnt from the other rows.
     """
     outputs = [head.output for head in heads if head.task is Task.REGRESSION]
     if not outputs:
@@ -50,12 +53,25 @@ def read_targets(given: Any, heads: Sequence[Head], data: DataSource) -> dict[st
             raise UserError(
                 "the targets are not an array of numbers", "give one number, or one row, per sample"
             )
-        if rows is not None and len(array) != rows:
-            raise UserError(
-                f"there are {len(array)} targets for {rows} calibration rows",
-                "give one target per row, in the same order",
-            )
+        if not len(known_rows(array)):
+            raise UserError("none of the targets is a finite number", "give those of some hundred rows")
+        if rows is not None:
+            require_rows(array, rows)
     return dict(arrays)
+
+
+def require_rows(targets: np.ndarray, rows: int) -> None:
+    """Raise UserError where there is not one target for each row."""
+    if len(targets) != rows:
+        raise UserError(
+            f"there are {len(targets)} targets for {rows} calibration rows",
+            "give one target per row, in the same order",
+        )
+
+
+def known_rows(targets: np.ndarray) -> np.ndarray:
+    """Positions of the rows whose targets are all finite; a NaN says that a row is not for the noise."""
+    return np.flatnonzero(np.isfinite(targets.reshape(len(targets), -1).astype(np.float64)).all(axis=1))
 
 
 def _arrays(given: Any) -> np.ndarray | dict[str, np.ndarray]:

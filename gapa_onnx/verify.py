@@ -21,7 +21,8 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.heads import reference as heads_reference
 from gapa_onnx.heads.points import Points
 from gapa_onnx.op import reference
-from gapa_onnx.op.contract import DOMAIN, SCHEMAS, SPLIT
+from gapa_onnx.op.contract import CLASSES, DOMAIN, SCHEMAS
+from gapa_onnx.op.storage import read_points
 from gapa_onnx.protos import duplicate
 from gapa_onnx.runtime import library_path, open_session, register, session_options
 from gapa_onnx.scores import site_nodes
@@ -33,7 +34,7 @@ SMALLEST_SHARE = 1e-6
 HEAD_ROLES = ("probs", "entropy", "aleatoric", "epistemic")
 PROBS_TOLERANCE = 1e-3  # of their sum over thousands of classes, in half precision or better
 ROUNDING = 2.0**-24  # of single precision
-SPLIT_ROWS = 4096  # at most, to check a split of uncertainty on: pixels are many
+HEAD_ROWS = 4096  # at most, to check a head's operator on: pixels are many
 
 Batch = dict[str, np.ndarray]
 
@@ -59,10 +60,10 @@ def verify(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Iterabl
     if names != [output.name for output in converted.graph.output][: len(names)]:
         return [Check("source outputs come first, in order", False, f"expected {', '.join(names)}")]
     sites = site_nodes(converted)
-    splits = [n for n in converted.graph.node if n.domain == DOMAIN and n.op_type == SPLIT.name]
+    heads = [n for n in converted.graph.node if n.domain == DOMAIN and n.op_type == CLASSES.name]
     variances = record["outputs"]
     compared = [name for node in sites for name in (node.input[0], *node.output)]
-    compared += [name for node in splits for name in (*node.input[:2], *node.output)]
+    compared += [name for node in heads for name in (*node.input[:3], *node.output)]
     native = _answers(_exposing(converted, compared), batches, optimise=False)
     optimised = _answers(converted, batches, optimise=True)
     return [
@@ -71,7 +72,7 @@ def verify(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Iterabl
         _sound_variances(variances, optimised),
         *_sound_heads(record["heads"], optimised),
         *_agreement(converted, sites, native),
-        *_split_agreement(converted, splits, native),
+        *_head_agreement(converted, heads, native),
         *_library_missing(),
     ]
 
@@ -204,51 +205,81 @@ def _share_of(
     nearest: np.ndarray,
     exact: np.ndarray,
 ) -> np.ndarray:
-    """The share by the neighbours found (n, k) where these start at a point that is as near as the nearest.
+    """The share by the neighbours found (n, k) where rounding alone may have led to them.
 
-    Which of two points is nearer, if rounding cannot tell, decides about the whole neighbourhood.
+    Which of two points is nearer, or which of two lists is to be searched, if float32 cannot tell, decides
+    about the whole neighbourhood.
     """
-    points = ports["points"].astype(np.float64)
     swapped = np.flatnonzero((found[:, 0] != nearest[:, 0]) & (found[:, 0] >= 0) & (nearest[:, 0] >= 0))
-    distances = (
-        np.linalg.norm(points[ids[swapped, 0]] - queries[swapped], axis=1) for ids in (found, nearest)
-    )
-    size = np.linalg.norm(queries[swapped].astype(np.float64), axis=1)
-    closer, reach = np.subtract(*distances), 8 * np.finfo(np.float32).eps * size
-    tied = swapped[closer <= reach]
+    rows, points = queries[swapped].astype(np.float64), ports["points"].astype(np.float64)
+    centre = points.mean(axis=0)
+
+    def beyond(anchors: np.ndarray, chosen: np.ndarray, limit: np.ndarray) -> np.ndarray:
+        """By how much ½‖q − a‖² of the chosen exceeds the limit's, in bounds of its rounding (d + 4) u (‖q‖ + ‖a‖) ‖a‖."""
+        largest = np.linalg.norm(anchors - centre, axis=1).max()
+        rounding = (np.linalg.norm(rows - centre, axis=1) + largest) * largest
+        rounding *= (rows.shape[1] + 4) * np.finfo(np.float32).eps / 2
+        halves = [((rows - anchors[ids]) ** 2).sum(axis=1) / 2 for ids in (chosen, limit)]
+        return (halves[0] - halves[1]) / np.maximum(rounding, np.finfo(np.float64).tiny)
+
+    tied = beyond(points, found[swapped, 0], nearest[swapped, 0]) <= 2
+    centroids, probed = ports["centroids"].astype(np.float64), int(ports["nprobe"][0])
+    if probed < len(centroids):
+        order = np.argsort(((rows[:, None] - centroids) ** 2).sum(axis=2), axis=1, kind="stable")
+        lists = np.searchsorted(ports["list_offsets"], found[swapped, 0], side="right") - 1
+        tied |= beyond(centroids, lists, order[:, probed - 1]) <= 2
+        # The list of the nearest point may have been left out in favour of one as near.
+        tied |= beyond(centroids, order[:, probed], order[:, probed - 1]) <= 2
+    swapped = swapped[tied]
     result = exact.copy()
-    result[tied] = reference.unexplained_share(
-        queries[tied], ports["points"], found[tied], float(ports["length_scale"]), float(ports["jitter"])
+    result[swapped] = reference.unexplained_share(
+        queries[swapped],
+        ports["points"],
+        found[swapped],
+        float(ports["length_scale"]),
+        float(ports["jitter"]),
     )
     return result
 
 
-def _split_agreement(
+def _head_agreement(
     converted: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], answers: Sequence[Batch]
 ) -> list[Check]:
-    """The split of uncertainty, computed three ways on the same logits."""
+    """The answers of a head's operator, computed three ways on the same logits."""
     checks = []
     for node in nodes:
-        mean, var = (_rows(answers, name) for name in node.input[:2])  # (n, C)
-        every = max(1, -(-len(mean) // SPLIT_ROWS))
-        mean, var = mean[::every], var[::every]
-        (points,) = _constants(converted, node, first=2)
-        with np.errstate(invalid="ignore"):  # a logit of +inf has no split
+        points, (axis,) = _constants(converted, node, first=3)
+        fed = [_rows(answers, name, axis) for name in node.input[:3]]  # (n, C)
+        every = max(1, -(-len(fed[0]) // HEAD_ROWS))
+        mean, var, output = fed = [rows[::every] for rows in fed]
+        with np.errstate(invalid="ignore"):  # a logit of +inf has no answer
             split = heads_reference.split(mean, var, -1, Points("latin", points))
-        exact = np.stack([split.entropy, split.aleatoric, split.epistemic])  # (3, n)
-        bound = split_tolerance(mean, var, points)
-        name = node.input[2].removesuffix("/points")
-        portable = np.stack(_portable(converted, node, [mean, var]))
-        checks.append(_split_agrees(f"{name}: portable = reference", portable, exact, bound))
+            probs = heads_reference.as_predicted(heads_reference.bridge(mean, var, -1), output, -1)
+        score = heads_reference.score(var, -1)
+        exact = np.vstack([probs.T, split.entropy, split.aleatoric, split.epistemic, score])  # (C + 4, n)
+        bound = np.broadcast_to(split_tolerance(mean, var, points), exact.shape).copy()
+        bound[-1] = ROUNDING * (mean.shape[1] + 4) * score
+        placed = [rows.T if axis == 0 else rows.reshape(len(rows), *(1,) * (axis - 1), -1) for rows in fed]
+        portable = _portable(converted, node, placed)
+        name = node.input[3].removesuffix("/points")
+        portable = _columns([dict(zip(node.output, portable))], node, axis)
+        checks.append(_head_agrees(f"{name}: portable = reference", portable, exact, bound))
         if library_path() is not None:
-            parts = [np.concatenate([answer[part].reshape(-1) for answer in answers]) for part in node.output]
-            native = np.stack(parts)[:, ::every]
-            checks.append(_split_agrees(f"{name}: native = reference", native, exact, bound))
+            native = _columns(answers, node, axis)[:, ::every]
+            checks.append(_head_agrees(f"{name}: native = reference", native, exact, bound))
     return checks
 
 
+def _columns(answers: Sequence[Batch], node: onnx.NodeProto, axis: int) -> np.ndarray:
+    """All that a head's operator says about a row, as a column: (C + 4, n)."""
+    probs = _rows(answers, node.output[0], axis)
+    others = [np.concatenate([answer[name].reshape(-1) for answer in answers]) for name in node.output[1:]]
+    return np.vstack([probs.T, *others])
+
+
 def split_tolerance(mean: np.ndarray, var: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """What single precision may change in the entropies of a split, per row: (n, C), (S, R) -> (n,).
+    """What single precision may change in the entropies of a split, and more than it may change in a
+    probability, per row: (n, C), (S, R) -> (n,).
 
     A logit l is off by δ ≤ 4 u |l|, from √v ε, the sum, and the largest logit that is taken off. An entropy is then
     off by 2 δ H, and sums over S points and C classes by (S + C) u (H + 1), with some u for exp and log, and
@@ -266,13 +297,13 @@ def split_tolerance(mean: np.ndarray, var: np.ndarray, points: np.ndarray) -> np
     return 3 * ROUNDING * rounded * (np.log(classes) + 1)
 
 
-def _split_agrees(name: str, parts: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> Check:
+def _head_agrees(name: str, parts: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> Check:
     known = ~np.isnan(exact)
     same_nans = bool((np.isnan(parts) == ~known).all())
     error = np.where(known, np.abs(parts - exact), 0)
     within = bool((error <= bound).all(where=known))
     worst = float(error.max(initial=0.0))
-    return Check(name, within and same_nans, f"{exact.shape[1]} rows, error ≤ {worst:.1e} nats")
+    return Check(name, within and same_nans, f"{exact.shape[1]} rows, error ≤ {worst:.1e}")
 
 
 def _library_missing() -> list[Check]:
@@ -284,7 +315,7 @@ def _library_missing() -> list[Check]:
 def _constants(converted: onnx.ModelProto, node: onnx.NodeProto, first: int = 1) -> list[np.ndarray]:
     wanted = set(node.input[first:])
     found = {t.name: onnx.numpy_helper.to_array(t) for t in converted.graph.initializer if t.name in wanted}
-    return [found[name] for name in node.input[first:]]
+    return [found[name] if name in found else read_points(converted, name) for name in node.input[first:]]
 
 
 def _portable(
@@ -293,6 +324,9 @@ def _portable(
     """A node's answers by its standard-ops function: the node by itself, as the whole graph is slow to inline."""
     fed = dict(zip(node.input, arrays))
     initializers = [t for t in converted.graph.initializer if t.name in node.input and t.name not in fed]
+    known = {tensor.name for tensor in initializers} | fed.keys()
+    decoded = {name: read_points(converted, name) for name in node.input if name and name not in known}
+    initializers += [onnx.numpy_helper.from_array(array, name) for name, array in decoded.items()]
     inputs = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, list(array.shape))
         for name, array in fed.items()
@@ -309,8 +343,10 @@ def _portable(
     return [answers[name] for name in node.output]
 
 
-def _rows(answers: Sequence[Batch], name: str) -> np.ndarray:
-    return np.concatenate([answer[name].reshape(-1, answer[name].shape[-1]) for answer in answers])
+def _rows(answers: Sequence[Batch], name: str, axis: int = -1) -> np.ndarray:
+    """A tensor of all batches as rows (n, size of the axis)."""
+    moved = [np.moveaxis(answer[name], axis, -1) for answer in answers]
+    return np.concatenate([array.reshape(-1, array.shape[-1]) for array in moved])
 
 
 def _agree(name: str, share: np.ndarray, exact: np.ndarray) -> Check:
