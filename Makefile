@@ -9,7 +9,7 @@ DEBIAN := g++ cmake libfaiss-dev libeigen3-dev python3-venv
 BROWSER := chromium chromium-driver
 SOURCES := pyproject.toml $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.css' -o -name 'CMakeLists.txt' -o -name '*.map')
 
-.PHONY: demo test quick bench clean
+.PHONY: demo test quick bench figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo.py
@@ -22,6 +22,10 @@ quick: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/calibration_memory.py
+
+# the pictures of two moons and of a curve with a gap
+figures: $(VENV)/.installed
+	$(BIN)/python benchmarks/paper/toys.py
 
 # Debian packages that are not there yet
 define install

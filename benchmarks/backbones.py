@@ -106,15 +106,15 @@ def _slopes(layers, x: np.ndarray, y: np.ndarray, dropout: float, generator: np.
     return slopes[::-1]
 
 
-def as_onnx(weights: list[tuple[np.ndarray, np.ndarray]]) -> onnx.ModelProto:
-    """x (n, d) through Gemm and Tanh to logits (n, classes)."""
+def as_onnx(weights: list[tuple[np.ndarray, np.ndarray]], output: str = "logits") -> onnx.ModelProto:
+    """x (n, d) through Gemm and Tanh to the output, (n, classes) for logits."""
     nodes, constants, last = [], [], "x"
     for number, (weight, bias) in enumerate(weights, start=1):
         constants += [
             onnx.numpy_helper.from_array(np.ascontiguousarray(weight), f"weight{number}"),
             onnx.numpy_helper.from_array(bias, f"bias{number}"),
         ]
-        out = "logits" if number == len(weights) else f"z{number}"
+        out = output if number == len(weights) else f"z{number}"
         nodes.append(onnx.helper.make_node("Gemm", [last, f"weight{number}", f"bias{number}"], [out], out))
         if number < len(weights):
             last = f"h{number}"
@@ -124,7 +124,7 @@ def as_onnx(weights: list[tuple[np.ndarray, np.ndarray]]) -> onnx.ModelProto:
         nodes,
         "mlp",
         [value("x", onnx.TensorProto.FLOAT, ["batch", weights[0][0].shape[0]])],
-        [value("logits", onnx.TensorProto.FLOAT, ["batch", weights[-1][0].shape[1]])],
+        [value(output, onnx.TensorProto.FLOAT, ["batch", weights[-1][0].shape[1]])],
         constants,
     )
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)

@@ -27,7 +27,8 @@ GROWTH = {
     "batch": (1, 8, 32, 256, 1024),
 }
 KINDS = {"m": ("flat", "auto", "local"), **dict.fromkeys(("k", "d", "batch"), ("flat", "local"))}
-MOST = {"flat": 100_000, "local": 100_000}  # points: beyond, measuring or building takes too long
+WIDTH_OF_M = 64  # a million points of width 200 would be 0.8 GB
+MOST = {"local": 100_000}  # points: beyond, building takes too long
 
 
 def growth(path: Path, *, fresh: bool) -> None:
@@ -35,9 +36,7 @@ def growth(path: Path, *, fresh: bool) -> None:
     results = Lines(path, ("varied", "kind", "m", "k", "d", "batch"), fresh=fresh)
     for varied, sizes in GROWTH.items():
         for kind, size in itertools.product(KINDS[varied], sizes):
-            sizes_now = {**USUAL, varied: size}
-            if varied == "m" and size > 10_000:
-                sizes_now["d"] = 64  # a million points of width 200 would be 0.8 GB
+            sizes_now = {**USUAL, varied: size} | ({"d": WIDTH_OF_M} if varied == "m" else {})
             key = (varied, kind, *sizes_now.values())
             if results.has(*key) or kind not in ("auto", *SCHEMAS) or sizes_now["m"] > MOST.get(kind, 10**9):
                 continue
@@ -110,20 +109,25 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     titles = {"m": "inducing points M", "k": "neighbours K", "d": "width d", "batch": "rows per batch"}
+    labels = {"flat": "exact search", "auto": "--index auto", "local": "--solver cached"}
+    colours = dict(zip(labels, ("tab:blue", "tab:orange", "tab:green")))
     figure, axes = plt.subplots(2, 2, figsize=(9, 6.5), sharey=True, layout="constrained")
     for (varied, title), axis in zip(titles.items(), axes.flat):
         for kind in KINDS[varied]:
             line = [row for row in rows if (row["varied"], row["kind"]) == (varied, kind)]
             line.sort(key=lambda row: float(row[varied]))
             x, y = ([float(row[name]) for row in line] for name in (varied, "us_per_query"))
-            axis.plot(x, y, marker="o", label=kind) if line else None
+            axis.plot(x, y, marker="o", color=colours[kind], label=labels[kind]) if line else None
+            if (varied, kind) == ("m", "flat") and line:  # what growth in proportion would look like
+                axis.plot(x[-2:], [y[-1] * x[-2] / x[-1], y[-1]], ":", color="grey", label="∝ M")
         axis.set(xscale="log", yscale="log", xlabel=title)
         axis.xaxis.set_minor_formatter("")
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel("µs per query, one thread")
     axes[0, 0].legend(frameon=False)
-    usual = ", ".join(f"{name} = {size:,}" for name, size in USUAL.items())
-    figure.suptitle(f"One site: {usual} where not varied; d = 64 beyond M = 10,000", fontsize=10)
+    symbols = {"m": "M", "k": "K", "d": "d", "batch": "batch"}
+    usual = ", ".join(f"{symbols[name]} = {size:,}" for name, size in USUAL.items())
+    figure.suptitle(f"One site: {usual} where not varied; d = {WIDTH_OF_M} where M is", fontsize=10)
     figure.savefig(path, dpi=150)
     print(f"figure {path}")

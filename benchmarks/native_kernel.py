@@ -13,7 +13,7 @@ So each comparison runs twice, in processes of their own: as installed, and with
 core type that this CPU can run. Results go to benchmarks/results/native_kernel.json.
 
 Two more tables, one thread: GapaActivationLocal at 1000 points (with as many neighbours as the others, and with
-one, which is next to nothing but the search), and GapaSplit per row.
+one, which is next to nothing but the search), and GapaClasses per row.
 
     python benchmarks/native_kernel.py --only local split      # these alone; no file
 """
@@ -36,7 +36,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from gapa_onnx.op.contract import DOMAIN, SCHEMAS, SPLIT, VERSION, OpSchema
+from gapa_onnx.op.contract import CLASSES, DOMAIN, SCHEMAS, VERSION, OpSchema
 from gapa_onnx.runtime import library_path, session
 
 RESULTS = Path(__file__).parent / "results"
@@ -232,14 +232,24 @@ def split_per_row(rounds: int) -> list[dict]:
     """Random logits; the number of points as in converted files."""
     rng = np.random.default_rng(0)
     found = []
-    for shape, count in (((256, 10), 16), ((4096, 10), 16), ((1, 128, 128, 21), 16), ((64, 1000), 32)):
+    for shape, count in (
+        ((1, 10), 16),
+        ((256, 10), 16),
+        ((4096, 10), 16),
+        ((1, 21, 128, 128), 16),
+        ((64, 1000), 32),
+    ):
         feed = {
             "mean": 3 * rng.normal(size=shape).astype(np.float32),
             "var": rng.random(shape).astype(np.float32),
         }
-        points = {"points": rng.normal(size=(count, shape[-1])).astype(np.float32)}
-        running = one_node(SPLIT, points, {name: shape for name in feed}, threads=1)
-        rows = int(np.prod(shape[:-1]))
+        feed["output"] = feed["mean"]
+        constants = {
+            "points": rng.normal(size=(count, shape[1])).astype(np.float32),
+            "axis": np.array([1], np.int64),
+        }
+        running = one_node(CLASSES, constants, {name: shape for name in feed}, threads=1)
+        rows = int(np.prod(shape)) // shape[1]
         found.append({"shape": shape, "points": count} | cpu_us(running, [feed], rows, rounds))
     return found
 

@@ -1,0 +1,174 @@
+"""benchmarks/RESULTS.md from the files in benchmarks/results; no number on it is typed in by hand.
+
+    python benchmarks/page.py
+
+A section whose file is missing says which command makes it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+Row = dict[str, str]
+
+
+def main() -> None:
+    parts = [
+        "# What was measured\n",
+        "Made by `python benchmarks/page.py` from `benchmarks/results`. Costs are ratios to the source model in the "
+        "same run; the *control* is the source model against itself in that run, and a ratio whose control is "
+        "not within 1.00 ± 0.03 is not given. One thread counts CPU time, two threads wall time. The quality of "
+        "uncertainty beside other methods is in [paper/RESULTS.md](paper/RESULTS.md).\n",
+        machine(),
+    ]
+    for title, file, command, section in SECTIONS:
+        parts.append(f"## {title}\n")
+        path = RESULTS / file
+        parts.append(section(path) if path.exists() else f"Not measured yet: `{command}`.\n")
+    (HERE / "RESULTS.md").write_text("\n".join(parts))
+
+
+def machine() -> str:
+    rows = read(RESULTS / "speed.csv")
+    kinds = sorted({(r["processor"], r["cores"], r["onnxruntime"], r["gapa_onnx"]) for r in rows})
+    return "\n".join(
+        f"Machine: {processor}, {cores} cores; onnxruntime {ort}, gapa-onnx {version}.\n"
+        for processor, cores, ort, version in kinds
+    )
+
+
+# ----------------------------------------------------------------------- sections
+
+
+def ratios(path: Path) -> str:
+    """The cost of converted networks, and for the classifier what it buys."""
+    rows = read(path)
+    exact = next((r for r in rows if r["settings"] == "inducing=all index=flat" and r["auroc_bald"]), None)
+    found = []
+    for row in rows:
+        quality = []
+        for key in ("auroc_score", "auroc_bald"):
+            less = f" ({float(row[key]) - float(exact[key]):+.4f})" if row[key] and exact else ""
+            quality.append(f"{row[key]}{less}")
+        found.append(
+            [
+                row["network"],
+                row["settings"],
+                row["m"],
+                row["index"],
+                row["batch"],
+                row["threads"],
+                row["ratio"],
+                row["control"],
+                row["target"],
+                row["met"],
+                *quality,
+            ]  # fmt: skip
+        )
+    head = ["network", "settings", "M", "index", "batch", "threads", "ratio", "control", "target", "met",
+            "AUROC score (less exact)", "AUROC BALD (less exact)"]  # fmt: skip
+    return (
+        "AUROC: Fashion-MNIST test images against MNIST's; *exact* is the line with all 55,000 points and flat "
+        "search.\n\n" + table(head, found)
+    )
+
+
+def growth(path: Path) -> str:
+    """One operator against M, K, d and batch."""
+    found = []
+    for row in read(path):
+        found.append(
+            [
+                row[name]
+                for name in ("varied", "kind", "index", "m", "k", "d", "batch", "us_per_query", "recall")
+            ]
+        )
+    return (
+        "One site by itself, one thread, in microseconds per query.\n\n"
+        "![cost of one site against M, K, d and batch](results/speed_growth.png)\n\n"
+        + table(["varied", "asked for", "index", "M", "K", "d", "batch", "µs per query", "recall"], found)
+    )
+
+
+def memory(path: Path) -> str:
+    rows = read(path)
+    head = ["what", "settings", "batch", "peak_mb", "inducing_mb", "beyond_mb", "target_mb"]
+    return (
+        "Peaks of resident memory above an idle onnxruntime, in MB; *beyond* is what is neither the source's nor "
+        "the inducing points'.\n\n" + table(head, [[row[name] for name in head] for row in rows])
+    )
+
+
+def kernel(path: Path) -> str:
+    """Search and solve by the native library beside FAISS's search alone."""
+    record = json.loads(path.read_text())
+    found = []
+    for data, results in record.items():
+        if not isinstance(results, dict) or "against_faiss" not in results:
+            continue
+        for line in results["against_faiss"]:
+            found.append(
+                [
+                    data,
+                    line["points"],
+                    line["queries"],
+                    line["threads"],
+                    line["blas_core"],
+                    line["search_and_solve_over_faiss_search_wall"]["median"],
+                    line["control_a_over_a_wall"]["median"],
+                    line["search_and_solve_over_faiss_search_cpu"]["median"],
+                    line["control_a_over_a_cpu"]["median"],
+                ]  # fmt: skip
+            )
+    head = [
+        "rows",
+        "M",
+        "queries",
+        "threads",
+        "FAISS's BLAS",
+        "ratio (wall)",
+        "control",
+        "ratio (CPU)",
+        "control",
+    ]
+    return (
+        f"Exact search *and* solve (d = {record['d']}, K = {record['k']}) over PyPI faiss-cpu's `IndexFlatL2` search "
+        "*alone*: below 1 is faster.\n\n" + table(head, found)
+    )
+
+
+def plain(path: Path) -> str:
+    """A table of all columns of a CSV."""
+    rows = read(path)
+    return table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+SECTIONS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
+    ("Cost of converted networks", "speed.csv", "python benchmarks/speed.py --only ratios", ratios),
+    ("Cost of one site", "speed_growth.csv", "python benchmarks/speed.py --only growth", growth),
+    ("Memory", "speed_memory.csv", "python benchmarks/speed.py --only memory", memory),
+    ("The native kernel beside FAISS", "native_kernel.json", "python benchmarks/native_kernel.py", kernel),
+)
+
+
+# -------------------------------------------------------------------------- tables
+
+
+def read(path: Path) -> list[Row]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The paper's MNIST and Fashion-MNIST table: this tool beside its peers, on the same trained networks.
+
+    python benchmarks/paper/classification.py [--quick] [--data DIR] [--seeds 5] [--only mnist fashion]
+                                              [--rows NAME …] [--fresh] [--cache DIR]
+
+    acc nll ece        of the predicted probabilities on the test set
+    ood bald score     AUROC against the test images of the other data set: by the entropy of the
+                       probabilities, by its epistemic part, by the method's own score
+    argmax_changed     rows of both test sets whose most probable class is not the network's
+    fit_seconds        CPU seconds on one thread from the trained network to the method ready for use
+    ratio, control     time of a batch over MAP's, and MAP's over itself, in turns in one process (`gapa_onnx.bench`);
+                       for converted files over the source file in onnxruntime, for the others over torch
+
+Writes results/classification.csv line by line; a line that is there is not run again. `--rows gapa` takes only rows
+whose names contain one of the words, `--fresh` runs the chosen ones again. `--quick` leaves out what
+needs Jacobians of all weights, takes few rows, and writes to benchmarks/cache/quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from converted import CONVERTED, Converted
+from peers import PEERS, Answer, Fitted, Predict, Row, in_batches
+from training import DATA_SETS, HERE, QUICK, Problem, Scale, problem
+
+from backbones import CACHE, DATA, images  # isort: skip  (training puts benchmarks/ on the path)
+from lines import Lines, machine, say  # isort: skip
+from gapa_onnx import bench
+from gapa_onnx.evaluation import metrics
+
+ROWS: tuple[Row, ...] = (*PEERS, *CONVERTED)
+KEY = ("data", "row", "seed")
+TIMED_SECONDS = 2.0  # that the timing of a slow method may take
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    scale, folder = chosen(options)
+    lines = Lines(folder / "classification.csv", KEY, fresh=False)
+    one_thread()
+    for seed in range(1 if options.quick else options.seeds):
+        for name in options.only:
+            rows = [r for r in matching(options.rows) if not (options.quick and r.all_layers)]
+            wanted = [r for r in rows if options.fresh or not lines.has(name, r.name, seed)]
+            if wanted:
+                task = problem(name, seed, scale, options.data)
+                outside = images(DATA_SETS[name], options.data)["x_test"]
+                for row in wanted:
+                    say(f"{name}, seed {seed}: {row.name}")
+                    lines.add({"data": name, "row": row.name, "seed": seed, **measured(row, task, outside)})
+
+
+def arguments(text: str) -> argparse.ArgumentParser:
+    """The options that the commands of this folder share."""
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where networks are kept")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=list(DATA_SETS), type=_data_set)
+    parser.add_argument("--rows", nargs="+", default=[""], metavar="NAME")
+    parser.add_argument("--fresh", action="store_true")
+    return parser
+
+
+def _data_set(word: str) -> str:
+    found = [name for name in DATA_SETS if name.startswith(word)]
+    if len(found) != 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(DATA_SETS)}")
+    return found[0]
+
+
+def chosen(options: argparse.Namespace) -> tuple[Scale, Path]:
+    """How much to compute, and where results go."""
+    networks = options.cache / "quick" / "paper" if options.quick else options.cache / "paper"
+    results = networks if options.quick else HERE / "results"
+    for folder in (networks, results):
+        folder.mkdir(parents=True, exist_ok=True)
+    return replace(QUICK if options.quick else Scale(), folder=networks), results
+
+
+def matching(words: Sequence[str]) -> list[Row]:
+    """Rows whose names contain one of the words."""
+    return [row for row in ROWS if any(word.lower() in row.name.lower() for word in words)]
+
+
+def one_thread() -> None:
+    """CPU time of the calling thread is then all of the time."""
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+
+
+# ------------------------------------------------------------------------ one line
+
+
+def measured(row: Row, task: Problem, outside: np.ndarray) -> dict[str, Any]:
+    fitted = row.fit(task)
+    most = task.scale.all_layer_rows if row.all_layers else task.scale.test_rows
+    x, labels = task.data["x_test"][:most], task.data["y_test"][:most].astype(np.int64)
+    outside = outside[:most]
+    known, strange = (in_batches(fitted.predict, rows, row.batch) for rows in (x, outside))
+    best = [in_batches(MAP.fit(task).predict, rows, 1000).probs.argmax(axis=1) for rows in (x, outside)]
+    return {
+        "rows": len(x),
+        **quality(known, strange, labels),
+        "argmax_changed": sum(
+            int((b != answer.probs.argmax(1)).sum()) for b, answer in zip(best, (known, strange))
+        ),
+        "fit_seconds": round(fitted.seconds, 2),
+        **timing(row, fitted, task, x[: row.batch]),
+        "settings": row.settings if isinstance(row, Converted) else "",
+        "torch": torch.__version__,
+        "laplace_torch": version("laplace-torch"),
+        **machine(),
+    }
+
+
+MAP = PEERS[0]
+
+
+def quality(known: Answer, strange: Answer, labels: np.ndarray) -> dict[str, Any]:
+    entropies = [metrics.entropy_rows(answer.probs) for answer in (known, strange)]
+    top = known.probs.argmax(axis=1)
+    bins = metrics.bin_sums(known.probs.max(axis=1), top == labels)
+    figures = {
+        "acc": (top == labels).mean(),
+        "nll": metrics.log_loss_rows(known.probs, labels).mean(),
+        "ece": metrics.expected_calibration_error(bins),
+        "ood": auroc(*entropies),
+        "bald": auroc(known.bald, strange.bald),
+        "score": auroc(known.score, strange.score),
+    }
+    return {name: "" if value is None else round(float(value), 5) for name, value in figures.items()}
+
+
+def auroc(inside: np.ndarray | None, outside: np.ndarray | None) -> float | None:
+    return None if inside is None else metrics.detection(inside, outside)["auroc"]
+
+
+def timing(row: Row, fitted: Fitted, task: Problem, x: np.ndarray) -> dict[str, Any]:
+    """Time over MAP's for one batch; empty where MAP against itself says that the machine was too busy."""
+    if isinstance(row, Converted):
+        found = bench.measure(
+            task.onnx_path,
+            row.path(task),
+            batch=len(x),
+            data={"x": x},
+            rounds=task.scale.rounds,
+            parts=False,
+        ).comparison
+    else:
+        plainly = MAP.fit(task).predict
+        for attempt in range(bench.ATTEMPTS):
+            found = bench.summary(readings(plainly, fitted.predict, x, task.scale.rounds * 2**attempt))
+            if found.sound:
+                break
+    ratio = round(found.ratio, 3) if found.sound else ""
+    return {"batch": len(x), "ratio": ratio, "control": round(found.control, 3)}
+
+
+def readings(plainly: Predict, method: Predict, x: np.ndarray, rounds: int) -> np.ndarray:
+    """Seconds of MAP, MAP again and the method, which take turns: (3, rounds), fewer where a run is long."""
+    runs = (plainly, plainly, method)
+    once = [min(_seconds(run, x, 1) for _ in range(2)) for run in runs]
+    repeats = [max(1, int(bench.SHORTEST / seconds)) for seconds in once]
+    repeats = [min(repeats[:2])] * 2 + repeats[2:]  # the same for both sides of the control
+    rounds = max(len(bench.ORDERS), min(rounds, int(TIMED_SECONDS / max(once))))
+    seconds = np.empty((3, rounds))
+    for number in range(rounds):
+        for position in bench.ORDERS[number % len(bench.ORDERS)]:
+            seconds[position, number] = _seconds(runs[position], x, repeats[position])
+    return seconds
+
+
+def _seconds(run: Predict, x: np.ndarray, repeat: int) -> float:
+    started = time.thread_time()
+    for _ in range(repeat):
+        run(x)
+    return (time.thread_time() - started) / repeat
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""benchmarks/paper/RESULTS.md from the files in benchmarks/paper/results; no number on it is typed in by hand.
+
+    python benchmarks/paper/page.py
+
+A section whose file is missing says which command makes it. To add one: a line in SECTIONS with a function from the
+rows of its CSV to markdown.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import tex_tables
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # for what the sections of others import
+RESULTS = HERE / "results"
+TITLES = {
+    "mnist": "MNIST, out of distribution: Fashion-MNIST",
+    "fashion_mnist": "Fashion-MNIST, out of distribution: MNIST",
+}
+FIGURES = {"acc": "ACC", "nll": "NLL", "ece": "ECE", "ood": "OOD", "bald": "BALD", "score": "score"}
+SEEDS = 5  # that the table is meant to have
+OURS, PLAIN, PAPER_PLAIN = "gapa-onnx", "MAP", "MAP (backbone)"
+PAPER_MODE = ("GAPA-Diag", "GAPA all points")  #: the default number of points, and all training rows
+
+# What was aimed at (not results): distances from the paper's GAPA-Diag on MNIST, and AUROCs of the default.
+NEAR_PAPER = {"nll": 0.010, "ood": 0.015, "bald": 0.010}
+WANTED_AUROC = {"mnist": 0.985, "fashion_mnist": 0.995}
+
+Row = dict[str, str]
+
+
+def main() -> None:
+    parts = [
+        "# The paper's tables, on real data and beside real peers\n",
+        "Made by `python benchmarks/paper/page.py` from the CSV files in `benchmarks/paper/results`.\n",
+    ]
+    for title, file, command, section in SECTIONS:
+        parts.append(f"## {title}\n")
+        path = RESULTS / file
+        parts.append(section(read(path)) if path.exists() else f"Not measured yet: `python {command}`.\n")
+    parts += ["## Ablations\n", ablations()]
+    (HERE / "RESULTS.md").write_text("\n".join(parts))
+
+
+def read(path: Path) -> list[Row]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def by_module(module: str) -> Callable[[list[Row]], str]:
+    """The section that a benchmark writes itself, by its function `section(rows)`, without its title."""
+
+    def section(rows: list[Row]) -> str:
+        lines = importlib.import_module(module).section(rows).lstrip().splitlines()
+        return "\n".join(lines[1:] if lines[0].startswith("## ") else lines).strip() + "\n"
+
+    return section
+
+
+# ----------------------------------------------------------------- classification
+
+
+def classification(rows: list[Row]) -> str:
+    parts = [
+        "One 2x200 tanh network per seed; all methods start from the same trained one. ACC, NLL and ECE on the test "
+        "set; OOD, BALD and score are AUROCs against the other data set's test images, by the entropy of the "
+        "prediction, its epistemic part, and the method's own score (mean variance of the logits where it has one, "
+        "else its density or distance). *fit*: CPU seconds from the trained network to the method. *time*: of a "
+        "batch over MAP's, in turns in one process; for converted files over the source file in onnxruntime, for "
+        "the others over the network in torch. *changed*: test images of both sets, all seeds, whose most probable "
+        "class is not the network's. Mean ± standard deviation over seeds; ensembles of different seeds share "
+        "members, so theirs is too small. Empty: the method has no such notion, or the control of a timing was off.\n"
+    ]
+    for data, title in TITLES.items():
+        chosen = [row for row in rows if row["data"] == data]
+        if chosen:
+            parts += [f"### {title}\n", table(*our_table(chosen)), caveats(chosen)]
+            parts += ["Of the paper:\n", paper_table(data)]
+    return "\n".join([*parts, "### What was aimed at\n", aims(rows), origin(rows)])
+
+
+def our_table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+    header = ["", *FIGURES.values(), "fit (s)", "time", "changed", "seeds"]
+    lines = []
+    for name in names(rows):
+        group = of(rows, name)
+        figures = [spread(group, column, 3) for column in FIGURES]
+        costs = [mean_text(group, "fit_seconds", 1), mean_text(group, "ratio", 2)]
+        changed = str(sum(int(row["argmax_changed"]) for row in group))
+        lines.append([name, *figures, *costs, changed, str(len(group))])
+    return header, lines
+
+
+def caveats(rows: list[Row]) -> str:
+    """Rows that stand on fewer seeds or fewer test images than the others."""
+    most = max(int(row["rows"]) for row in rows)
+    groups = {name: of(rows, name) for name in names(rows)}
+    fewer = [f"{name} ({group[0]['rows']})" for name, group in groups.items() if int(group[0]["rows"]) < most]
+    short = [f"{name} ({len(group)})" for name, group in groups.items() if len(group) < SEEDS]
+    said = []
+    if fewer:
+        said.append(f"On the first test images only, not {most}: {', '.join(fewer)}.")
+    if short:
+        said.append(f"Not all {SEEDS} seeds yet: {', '.join(short)}.")
+    return " ".join(said) + "\n"
+
+
+def paper_table(data: str) -> str:
+    rows = [row for row in tex_tables.classification() if row["data"] == data]
+    if not rows:
+        return "The paper is not at hand.\n"
+    columns = {**{key: title for key, title in FIGURES.items() if key != "score"}}
+    columns |= {"fit_seconds": "train (s)", "test_seconds": "test (s)"}
+    body = [[row["row"], *(row[column] for column in columns)] for row in rows]
+    return table(["", *columns.values()], body) + f"\n({rows[0]['origin']}; another machine.)\n"
+
+
+def aims(rows: list[Row]) -> str:
+    lines = near_paper([row for row in rows if row["data"] == "mnist"])
+    for data in WANTED_AUROC:
+        chosen = [row for row in rows if row["data"] == data]
+        if of(chosen, OURS) and of(chosen, PLAIN):
+            lines += [
+                [f"{data}: {what}", *cells] for what, *cells in beside_others(chosen, WANTED_AUROC[data])
+            ]
+    return table(["aim", "found", ""], lines) + backbone_gap(rows)
+
+
+def near_paper(rows: list[Row]) -> list[list[str]]:
+    """Paper mode against the paper."""
+    printed = paper_row("mnist", PAPER_MODE[0])
+    found = []
+    for name, (column, near) in itertools.product(PAPER_MODE, NEAR_PAPER.items()):
+        group = of(rows, name)
+        if group and printed:
+            gap = np.mean(numbers(group, column)) - float(printed[column])
+            what = f"mnist: {FIGURES[column]} of {name} in paper mode within {near} of {printed[column]}"
+            found.append([what, f"{gap:+.4f}", met(abs(gap) <= near, group)])
+    return found
+
+
+def beside_others(rows: list[Row], wanted: float) -> list[list[str]]:
+    """The default against a figure, against every other row on the seeds that both have, and against MAP."""
+    ours = of(rows, OURS)
+    best = best_auroc(ours)
+    found = [[f"BALD or score of {OURS} at least {wanted}", f"{best:.4f}", met(best >= wanted, ours)]]
+    margins = {}
+    for name in names(rows):
+        mine, theirs = paired(ours, of(rows, name))
+        if not name.startswith(OURS) and numbers(theirs, "bald", "score"):
+            margins[name] = (best_auroc(mine) - best_auroc(theirs), mine)
+    if margins:
+        closest = min(margins, key=lambda name: margins[name][0])
+        margin, mine = margins[closest]
+        what = f"BALD or score of {OURS} above those of all {len(margins)} other rows that have one"
+        found.append([what, f"{margin:+.4f} to {closest}", met(margin > 0, mine)])
+    mine, plain = paired(ours, of(rows, PLAIN))
+    gap = np.mean(numbers(mine, "nll")) - np.mean(numbers(plain, "nll"))
+    found.append([f"NLL of {OURS} no worse than MAP's", f"{gap:+.4f}", met(gap <= 0, mine)])
+    changed = sum(int(row["argmax_changed"]) for row in ours)
+    return [
+        *found,
+        [f"most probable class of {OURS} unchanged", f"{changed} changed", met(not changed, ours)],
+    ]
+
+
+def backbone_gap(rows: list[Row]) -> str:
+    """How far the networks themselves are from the paper's, which no method on top of them can make up for."""
+    said = []
+    for data in TITLES:
+        plain, printed = of([row for row in rows if row["data"] == data], PLAIN), paper_row(data, PAPER_PLAIN)
+        if plain and printed:
+            gaps = {c: np.mean(numbers(plain, c)) - float(printed[c]) for c in ("acc", "nll", "ood")}
+            said.append(f"{data} " + ", ".join(f"{FIGURES[c]} {gap:+.3f}" for c, gap in gaps.items()))
+    return f"\nMAP here minus the paper's MAP: {'; '.join(said)}.\n" if said else ""
+
+
+def paper_row(data: str, name: str) -> Row | None:
+    rows = tex_tables.classification()
+    return next((row for row in rows if (row["data"], row["row"]) == (data, name)), None)
+
+
+def paired(one: list[Row], other: list[Row]) -> tuple[list[Row], list[Row]]:
+    """The lines of the seeds that both have."""
+    seeds = {row["seed"] for row in one} & {row["seed"] for row in other}
+    return [row for row in one if row["seed"] in seeds], [row for row in other if row["seed"] in seeds]
+
+
+def met(yes: bool, rows: list[Row]) -> str:
+    """The verdict, with the number of seeds that it stands on where there should be more."""
+    verdict = "met" if yes else "**not met**"
+    return verdict if len(rows) >= SEEDS else f"{verdict} ({len(rows)} of {SEEDS} seeds)"
+
+
+def best_auroc(rows: list[Row]) -> float:
+    """The larger of the mean AUROCs by BALD and by the score."""
+    return max(float(np.mean(numbers(rows, column))) for column in ("bald", "score") if numbers(rows, column))
+
+
+def of(rows: list[Row], name: str) -> list[Row]:
+    return sorted((row for row in rows if row["row"] == name), key=lambda row: int(row["seed"]))
+
+
+def names(rows: list[Row]) -> list[str]:
+    """Methods in the order in which they were run, this one's last."""
+    return sorted(dict.fromkeys(row["row"] for row in rows), key=lambda name: "gapa" in name.lower())
+
+
+def numbers(rows: list[Row], *columns: str) -> list[float]:
+    return [float(row[column]) for column in columns for row in rows if row[column]]
+
+
+def spread(rows: list[Row], column: str, digits: int) -> str:
+    found = numbers(rows, column)
+    if len(found) < 2:
+        return f"{found[0]:.{digits}f}" if found else ""
+    return f"{np.mean(found):.{digits}f} ± {np.std(found, ddof=1):.{digits}f}"
+
+
+def mean_text(rows: list[Row], column: str, digits: int) -> str:
+    found = numbers(rows, column)
+    return f"{np.mean(found):.{digits}f}" if found else ""
+
+
+def origin(rows: list[Row]) -> str:
+    """Versions, machine and settings that the lines name."""
+    said = []
+    for column in ("gapa_onnx", "onnxruntime", "torch", "laplace_torch", "processor", "cores"):
+        said.append(f"{column.replace('_', '-')} {', '.join(sorted({row[column] for row in rows}))}")
+    settings = {f"{row['row']}: `{row['settings']}`" for row in rows if row["settings"]}
+    return "; ".join(said) + ". Settings: " + "; ".join(sorted(settings)) + ".\n"
+
+
+# ----------------------------------------------------------------------- rotation
+
+
+def rotation(rows: list[Row]) -> str:
+    parts = []
+    for data in TITLES:
+        chosen = [row for row in rows if row["data"] == data]
+        if not chosen:
+            continue
+        angles = sorted({int(row["angle"]) for row in chosen})
+        shown = [angle for angle in angles if not angle % 45]
+        header = ["", *(f"NLL {a}°" for a in shown), *(f"entropy {a}°" for a in shown), "images", "seeds"]
+        lines = []
+        for name in names(chosen):
+            group = of(chosen, name)
+            at = {angle: [row for row in group if int(row["angle"]) == angle] for angle in shown}
+            cells = [mean_text(at[a], column, 3) for column in ("nll", "entropy") for a in shown]
+            lines.append([name, *cells, group[0]["rows"], str(len({row["seed"] for row in group}))])
+        parts += [f"### {data}\n", f"![{data}](results/rotation_{data}.png)\n", table(header, lines)]
+    return "\n".join(parts)
+
+
+# ---------------------------------------------------------------------- ablations
+
+
+def ablations() -> str:
+    """The figures that benchmarks/paper/ablations.py drew, each with its CSV."""
+    found = [path for path in sorted(RESULTS.glob("ablations_*.csv")) if path.with_suffix(".png").exists()]
+    if not found:
+        return "Not measured yet: `python benchmarks/paper/ablations.py`.\n"
+    return "\n".join(
+        f"![{path.stem}](results/{path.stem}.png) ([{path.name}](results/{path.name}))\n" for path in found
+    )
+
+
+SECTIONS = (
+    ("Classification", "classification.csv", "benchmarks/paper/classification.py", classification),
+    ("Rotation", "rotation.csv", "benchmarks/paper/rotation.py --only mnist", rotation),
+    ("Regression", "regression.csv", "benchmarks/paper/regression.py", by_module("regression_page")),
+    ("Segmentation", "segmentation.csv", "benchmarks/paper/segmentation.py", by_module("segmentation")),
+)
+
+if __name__ == "__main__":
+    main()
