@@ -159,7 +159,7 @@ Scale = Annotated[
     typer.Option(
         "--scale",
         metavar="loo|none|NUMBER",
-        help="Of the variance: from leave-one-out on the calibration rows, 1, or a number.",
+        help="Of the variance: from leave-one-out on the calibration rows, and --targets where given; 1, or a number.",
         rich_help_panel=_GAUSSIAN_PROCESS,
     ),
 ]

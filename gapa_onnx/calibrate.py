@@ -5,7 +5,11 @@ Per site, with z the query and τ the scale:
     prior variance   c_i² = Var(z_i) over the data
     length scale     ℓ = median distance between data points (at the site, or of the inputs)
     inducing points  M of them, chosen from a bounded random sample of the rows
-    scale            τ = 0.05 / median of the leave-one-out share s: the amplitude of the Gaussian process
+    scale            τ = 0.05 / median of the leave-one-out share s
+    own variance     c² τ s / (1 + max(τ/A - 1, 0) s): τ s for small shares, min(τ, A) for s = 1
+
+The ceiling A is 1 where values are predicted: far from the data the prior variance remains. Where classes
+are, it is 100: an input must be able to lose all confidence, however large its logits.
 
 Memory is bounded whatever the size of the data: moments are running sums, rows are sampled.
 """
@@ -34,6 +38,7 @@ from gapa_onnx.runtime import first_line, open_session
 from gapa_onnx.settings import Settings
 from gapa_onnx.sites import Layout, Site, arrange
 from gapa_onnx.splice import splice
+from gapa_onnx.tasks import Task
 
 SAMPLE_BYTES = 256 << 20  # rows kept for choosing inducing points, all sites together
 INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
@@ -41,6 +46,7 @@ MOST_BATCH_ROWS = 256
 BATCH_NUMBERS = 1 << 20  # input numbers per batch: 256 rows of 64 x 64 pixels
 HELD_OUT_ROWS = 2000  # rows for leave-one-out shares and for the recall of an index
 MEDIAN_SHARE = 0.05  # target of the default scale: docs/defaults.md
+CEILINGS = {"classes": 100.0, "values": 1.0}  # of the own variance, in units of c²
 SMALLEST_STD = 1e-6  # of a neuron; a unit that never moves still gets a prior
 
 Progress = Callable[[str, float], None]
@@ -56,6 +62,7 @@ class SiteFit:
     length_scale: float
     jitter: float
     scale: float  #: τ
+    ceiling: float  #: A
     prior_var: np.ndarray = field(repr=False)  #: c², in a shape that broadcasts against the tensor
     whitening: tuple[np.ndarray, np.ndarray] | None = field(
         repr=False
@@ -66,6 +73,19 @@ class SiteFit:
     storage: Storage = field(repr=False)  #: of the inducing points
     storage_error: float  #: by which s moves at most on held-out rows since the points are rounded
     rows: int
+
+    @property
+    def damping(self) -> float:
+        """max(τ/A - 1, 0)"""
+        return max(self.scale / self.ceiling - 1, 0.0)
+
+    def own_share(self, share: np.ndarray) -> np.ndarray:
+        """The own variance in units of c², for shares s."""
+        return self.scale * share / (1 + self.damping * share)
+
+    def share_for(self, own: np.ndarray) -> np.ndarray:
+        """The s that an own variance in units of c² belongs to."""
+        return own / (self.scale - self.damping * own)
 
     def leave_one_out(self, queries: np.ndarray) -> np.ndarray:
         """s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
@@ -102,6 +122,7 @@ class Collected:
 
     collectors: tuple[_Collector, ...] = field(repr=False)
     inputs: _InputSample | None = field(repr=False)
+    classes: bool  #: whether some output is a choice of classes
     rows: int  #: batch rows read
     batch_rows: int  #: rows that were fed at a time
     description: str
@@ -121,7 +142,8 @@ def collect(
     collectors = tuple(_Collector(site, settings, len(plan.sites)) for site in plan.sites)
     inputs = _InputSample(settings.seed) if settings.length_scale == "input" else None
     rows, batch_rows = _stream(plan, data, collectors, inputs, progress)
-    return Collected(collectors, inputs, rows, batch_rows, data.description)
+    classes = any(head.task not in (Task.REGRESSION, Task.NONE) for head in plan.heads)
+    return Collected(collectors, inputs, classes, rows, batch_rows, data.description)
 
 
 def fit(
@@ -136,7 +158,7 @@ def fit(
     fits = []
     for number, collector in enumerate(collected.collectors):
         progress(f"fitting {collector.site.name}", number / len(collected.collectors))
-        fits.append(_fit(collector, settings, collected.inputs))
+        fits.append(_fit(collector, settings, collected))
     progress("fitting", 1.0)
     dropped = sum(collector.dropped for collector in collected.collectors)
     return Calibration(tuple(fits), collected.rows, collected.batch_rows, dropped, collected.description)
@@ -276,7 +298,7 @@ class _InputSample:
 # ------------------------------------------------------------------- the fit
 
 
-def _fit(collector: _Collector, settings: Settings, inputs: _InputSample | None) -> SiteFit:
+def _fit(collector: _Collector, settings: Settings, collected: Collected) -> SiteFit:
     site = collector.site
     _require_rows(collector, settings)
     rows = collector.rows(settings)  # (n, d)
@@ -285,7 +307,7 @@ def _fit(collector: _Collector, settings: Settings, inputs: _InputSample | None)
         moments = collector.moments
         whitening = (moments.mean.astype(np.float32), statistics.whitening(moments.mean, moments.covariance))
         rows = (rows - whitening[0]) @ whitening[1]
-    length_scale = _length_scale(site, rows, settings, inputs)
+    length_scale = _length_scale(site, rows, settings, collected.inputs)
     chosen = inducing.select(settings.inducing, rows, settings.most_points, settings.seed)
     storage = fit_storage(settings.points, chosen)
     points = _as_stored(storage, chosen)
@@ -306,6 +328,7 @@ def _fit(collector: _Collector, settings: Settings, inputs: _InputSample | None)
         length_scale=length_scale,
         jitter=settings.jitter,
         scale=_scale(settings, shares),
+        ceiling=CEILINGS["classes" if collected.classes else "values"],
         prior_var=_prior_var(collector),
         whitening=whitening,
         sizes=sizes,

@@ -82,6 +82,7 @@ def _site_record(fit: SiteFit) -> dict[str, Any]:
         "k": fit.k,
         "length_scale": fit.length_scale,
         "scale": fit.scale,
+        "ceiling": fit.ceiling,
         "jitter": fit.jitter,
         "index": fit.index.kind,
         "index_settings": fit.index.settings,

@@ -3,7 +3,7 @@
 At each site, for the query z:
 
     s = GapaActivation(z, …)       share of the prior variance that the data leave unexplained
-    own variance = τ c² s          ordinary nodes, so that they can be folded
+    own variance                   τ c² s, with a ceiling (`calibrate`), by ordinary nodes that can be folded
 
 and from there on whatever `propagation` says, down to one `<output>_var` per output, and what `answers`
 puts beside it.
@@ -98,7 +98,7 @@ def _functions(
 
 
 def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
-    """τ c² s at one site, in the shape of the site's tensor."""
+    """c² τ s / (1 + b s) at one site, in the shape of the site's tensor; b is the fit's damping."""
     site, prefix = fit.site, fit.site.prefix
     schema = SCHEMAS[fit.index.kind]
     parameters = {
@@ -122,7 +122,11 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
         # A call of a function lists all its outputs, also the one that nobody reads.
         names = (f"{prefix}/share", f"{prefix}/neighbours")
         share, _ = graph.emit(schema.name, query, *constants, domain=DOMAIN, names=names)
-        prior_var = graph.constant(np.float32(fit.scale) * fit.prior_var, f"{prefix}/prior_var")
+        amplitude = fit.scale
+        if fit.damping > 0:  # τ s / (1 + b s) = τ/b · s / (s + 1/b)
+            amplitude = fit.scale / fit.damping
+            share = share / (share + graph.constant(np.float32(1 / fit.damping), f"{prefix}/half_way"))
+        prior_var = graph.constant(np.float32(amplitude) * fit.prior_var, f"{prefix}/prior_var")
         scale = restore(graph, site, share)
         if site.layout is Layout.POOLED:
             scale = graph.expand(scale, like=graph.slice(tensor, 1, 0, 1))  # one number for all positions

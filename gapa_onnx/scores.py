@@ -9,6 +9,7 @@ fed into the file's graph behind the sites, which then answers as it would for a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -68,7 +69,7 @@ def left_out_by_scale(
 ) -> Iterator[tuple[np.ndarray, list[Batch]]]:
     """As `left_out`, with the tensors as they would be if τ of every site were multiplied by each factor.
 
-    τ and the share s meet only in their product, so that the factor can be put on s.
+    What a site's variance would be, another share s would make of it with the τ that is there.
     """
     fits = {f"{fit.site.prefix}/share": fit for fit in calibration.fits}
     sites = [(node, fits[node.output[0]]) for node in site_nodes(model)]
@@ -86,12 +87,21 @@ def left_out_by_scale(
         found = {node.output[0]: _share(fit, at[node.input[0]]) for node, fit in sites}
         answers = []
         for factor in factors:
-            fed = {**batch, **{name: share * np.float32(factor) for name, share in found.items()}}
+            moved = {name: _scaled(fits[name], share, factor) for name, share in found.items()}
+            fed = {**batch, **moved}
             fed = {name: array for name, array in fed.items() if name in read}
             answers.append(dict(zip(wanted, behind.run(list(wanted), fed))))
         yield positions, answers
         done += len(positions)
         progress("leaving rows out", min(1.0, done / len(chosen)))
+
+
+def _scaled(fit: SiteFit, share: np.ndarray, factor: float) -> np.ndarray:
+    """The shares that give, by this fit, the variance of the fit with τ times the factor; unchanged for 1."""
+    if factor == 1:
+        return share
+    other = replace(fit, scale=fit.scale * factor)
+    return fit.share_for(other.own_share(share.astype(np.float64))).astype(np.float32)
 
 
 def site_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:

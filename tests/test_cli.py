@@ -63,7 +63,9 @@ def test_convert_summary(capsys, folder):
     assert "Traceback" not in err and "error" not in err
     written = folder / "digits.gapa.onnx"
     assert sorted(folder.iterdir()) == [written, model]
-    assert re.search(r"tanh2\s+Tanh\s+rows\s+100\s+64\s+50\s+16\.0\d\s+\d+\.\d+\s+local\s+1\.000\s+0\.\d+", out)
+    assert re.search(
+        r"tanh2\s+Tanh\s+rows\s+100\s+64\s+50\s+16\.0\d\s+\d+\.\d+\s+local\s+1\.000\s+0\.\d+", out
+    )
     assert re.search(r"logits\s+classification\s+no Softmax at the end", out)
     assert re.search(r"threshold\s+\S+: quantile 0.95 of 1347 left-out calibration rows", out)
     assert "1347 rows" in out and "none dropped" in out

@@ -71,7 +71,7 @@ def test_scale_makes_the_median_share_the_target():
     rows = rng.standard_normal((401, 1)).astype(np.float32)  # an odd number: the median is one of the shares
     model = parse(TANH_NET, w1=[[1.0]], w2=[[1.0]])
     conversion = gapa_onnx.convert(
-        model, {"x": rows}, inducing="random", m=50, k=5, solver="exact", length_scale=0.05
+        model, {"x": rows}, inducing="random", m=50, k=5, solver="exact", length_scale=0.05, scale="loo"
     )
     (fit,) = conversion.calibration.fits
     points = fit.index.points
@@ -82,6 +82,15 @@ def test_scale_makes_the_median_share_the_target():
         shares.append(reference.unexplained_share(row[None], others, ids, fit.length_scale, fit.jitter)[0])
     assert fit.scale * np.median(shares) == pytest.approx(0.05, rel=1e-5)
     assert fit.share_quantiles["0.5"] == pytest.approx(np.median(shares), rel=1e-5)
+
+
+def levelled(fit, s: np.ndarray) -> np.ndarray:
+    """For outputs that are values the ceiling is 1: τ s up to τ = 1, beyond that the odds of s times τ."""
+    assert fit.ceiling == 1
+    if fit.scale <= 1:
+        return fit.scale * s
+    odds = fit.scale * s / np.maximum(1 - s, 1e-300)
+    return odds / (1 + odds)
 
 
 def test_variance_of_two_stacked_sites_adds_up():
@@ -103,7 +112,7 @@ def test_variance_of_two_stacked_sites_adds_up():
     for fit, z in zip(conversion.calibration.fits, (z1, z2)):
         ids = reference.nearest(z, fit.index.points, fit.k)
         s = reference.unexplained_share(z, fit.index.points, ids, fit.length_scale, fit.jitter)
-        own.append((fit.scale * s)[:, None] * fit.prior_var)
+        own.append(levelled(fit, s)[:, None] * fit.prior_var)
     v2 = own[1] + (z2 > 0) * (own[0] @ w2.astype(float) ** 2)
     expected = v2 @ w3.astype(float) ** 2
     # z reaches the kernel in float32; s moves by its derivative times that: 1e-3 is ample and still tight.
@@ -142,7 +151,7 @@ def test_queries_of_a_feature_map(layout):
     )
     spread = convolve(rows).std(axis=0 if layout == "flat" else (0, 2, 3)) ** 2
     prior = spread if layout == "flat" else spread[:, None, None]
-    expected = np.sum((fit.scale * s) * prior * head.astype(float) ** 2, axis=1, keepdims=True)
+    expected = np.sum(levelled(fit, s) * prior * head.astype(float) ** 2, axis=1, keepdims=True)
     np.testing.assert_allclose(y_var, np.broadcast_to(expected, y_var.shape), rtol=2e-3)
 
 
@@ -166,7 +175,7 @@ def test_whitened_metric_against_numpy():
     q = (x - centre) @ directions
     ids = reference.nearest(q, fit.index.points, fit.k)
     s = reference.unexplained_share(q, fit.index.points, ids, fit.length_scale, fit.jitter)
-    expected = ((fit.scale * s)[:, None] * fit.prior_var) @ w.astype(float) ** 2
+    expected = (levelled(fit, s)[:, None] * fit.prior_var) @ w.astype(float) ** 2
     np.testing.assert_allclose(y_var, expected, rtol=2e-3)
 
 

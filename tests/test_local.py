@@ -368,9 +368,30 @@ def test_ties_for_the_nearest_point_do_not_fail_a_check():
     points = np.array([[0.0], [1.0], [3.0], [4.5]], np.float32)
     queries = np.array([[0.5], [3.2]], np.float32)
     ports = {"points": points, "length_scale": np.float32(1), "jitter": np.float32(1e-6)}
+    ports |= {"centroids": points.mean(axis=0)[None], "nprobe": np.array([1])}
     one, other = np.array([[0, 1], [2, 3]]), np.array([[1, 2], [3, 2]])
     exact = reference.unexplained_share(queries, points, one, 1.0, 1e-6)
     swapped = reference.unexplained_share(queries, points, other, 1.0, 1e-6)
     found = _share_of(queries, ports, other, one, exact)
     assert found[0] == pytest.approx(swapped[0], rel=1e-9) and abs(found[0] - exact[0]) > 0.01  # as near
     assert found[1] == exact[1] != swapped[1]  # not as near: what was found is wrong, and shows
+
+
+def test_ties_for_the_list_to_search_do_not_fail_a_check():
+    """The nearest point of a list that is as near as the other's need not be as near as that one's."""
+    from gapa_onnx.verify import _share_of
+
+    points = np.array([[-3.0], [-1.0], [2.0], [2.0], [9.0]], np.float32)
+    ports = {"points": points, "length_scale": np.float32(1), "jitter": np.float32(1e-6)}
+    ports |= {
+        "centroids": np.array([[-2.0], [2.0], [9.0]], np.float32),
+        "list_offsets": np.array([0, 2, 4, 5]),
+        "nprobe": np.array([1]),
+    }
+    queries = np.array([[0.0], [1.0]], np.float32)  # halfway between two centroids, and not
+    one, other = np.array([[1, 0], [2, 3]]), np.array([[2, 3], [1, 0]])
+    exact = reference.unexplained_share(queries, points, one, 1.0, 1e-6)
+    found = _share_of(queries, ports, other, one, exact)
+    swapped = reference.unexplained_share(queries, points, other, 1.0, 1e-6)
+    assert found[0] == pytest.approx(swapped[0], rel=1e-12) and abs(found[0] - exact[0]) > 0.01
+    assert found[1] == exact[1] != swapped[1]

@@ -11,6 +11,7 @@ import gapa_onnx
 from gapa_onnx import provenance
 from gapa_onnx.compiler import convert
 from gapa_onnx.errors import UserError
+from gapa_onnx.scale import TOLERANCE
 
 NET = """<ir_version: 8, opset_import: ["": %d]>
 net (float[n, 2] x) => (float[n, 1] y) { z = MatMul(x, w1)  h = Tanh(z)  y = MatMul(h, w2) }"""
@@ -56,7 +57,8 @@ def test_the_noise_is_found_and_added(converted):
     assert error.mean() < 0.1
     constant = norm.logpdf(y, mean, (y - mean).std()).mean()
     best = norm.logpdf(y, mean, noise_std(x)).mean()
-    assert norm.logpdf(y, mean, np.sqrt(total)).mean() > constant + 0.9 * (best - constant)
+    # The scale of the variance may cost up to its tolerance.
+    assert norm.logpdf(y, mean, np.sqrt(total)).mean() > constant + 0.9 * (best - constant) - TOLERANCE
     noise = provenance.read(converted)["heads"]["y"]["noise"]
     assert noise["nll"] < noise["constant_nll"] and noise["rows"] > 3000
     np.testing.assert_allclose(score, var[:, 0], rtol=1e-6)  # what is strange is not what is noisy

@@ -52,7 +52,9 @@ def test_source_outputs_are_bit_equal(name):
     CONVERTED.add(name)
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.names() if (zoo.FOLDER / name).stat().st_size < 300_000])
+@pytest.mark.parametrize(
+    "name", [name for name in zoo.names() if (zoo.FOLDER / name).stat().st_size < 300_000]
+)
 def test_sites_everywhere(name):
     """`--sites all` on the smaller models; benchmarks/zoo.py has them all."""
     try:

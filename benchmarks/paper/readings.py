@@ -6,7 +6,7 @@ leaves open:
 
     ℓ = multiple · median distance (at the site, or of the inputs)
     s by the native operator, over m inducing points and k neighbours
-    v = τ s c², or min(τ s, 1) c² if capped;  τ = target / median of leave-one-out s, or 1 without a target
+    v = c² τ s / (1 + max(τ/100 - 1, 0) s), or min(τ s, 1) c² if capped;  τ = target / median of leave-one-out s, or 1 without a target
 
 The variances meet the logits as in a converted file: squared weights, squared slopes of tanh, sites add.
 """
@@ -38,6 +38,7 @@ from gapa_onnx.op.neighbourhoods import neighbourhoods
 
 OTHER = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
 CLASSES = 10
+CEILING = 100.0  # of a neuron's variance where classes are predicted, in units of c²
 PAIRS = 200_000  # for median distances
 
 
@@ -305,7 +306,8 @@ def _propagated(subject: Subject, born: Mapping[int, Shares], reading: Reading, 
             found = born[number]
             tau = 1.0 if reading.target is None else reading.target / max(found.median, reading.jitter)
             share = tau * getattr(found, part)
-            own = (np.minimum(share, 1.0) if reading.capped else share)[:, None] * site.prior_var
+            levelled = share / (1 + max(tau / CEILING - 1, 0) * getattr(found, part))
+            own = (np.minimum(share, 1.0) if reading.capped else levelled)[:, None] * site.prior_var
             var = own if var is None else var + own
         if var is not None:
             var = var @ site.weight.astype(np.float64) ** 2

@@ -53,6 +53,7 @@ def answers(
 def draw_moons(path: Path) -> None:
     """Confidence of the model as it is, of the converted one, and the model's own doubt about its logits."""
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
     from sklearn.datasets import make_moons
 
     x, y = make_moons(400, noise=0.2, random_state=0)
@@ -66,7 +67,7 @@ def draw_moons(path: Path) -> None:
     )
     std = np.sqrt(var.mean(axis=-1))
     confidence = (np.linspace(0.5, 1, 26), [0.5, 0.75, 1], "Blues")
-    doubt = (np.linspace(0, std.max(), 26), range(int(std.max()) + 1), "Purples")
+    doubt = (np.linspace(0, std.max(), 26), MaxNLocator(6), "Purples")
     panels = (
         ("the trained model\nconfidence", before, softmax(before).max(axis=-1), confidence),
         ("converted\nconfidence", after, probs.max(axis=-1), confidence),
