@@ -55,7 +55,7 @@ def _site(source: SourceModel, site: Site, settings: Settings) -> int | None:
     width, queries = _product(features), _product(positions)
     if width is None or queries is None:
         return None
-    m, k = settings.most_points, settings.k
+    m, k = settings.points_for(width), settings.k
     solve = k * width + k * k // 2 if settings.cached else k * k * width + k**3 // 3
     return queries * (m * width + solve)
 

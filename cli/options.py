@@ -108,7 +108,7 @@ Points = Annotated[
     typer.Option(
         "--m",
         metavar="auto|N",
-        help="Inducing points per site; auto takes 40 for each neighbour, 2000 in all.",
+        help="Inducing points per site; auto takes 40 for each neighbour, so 2000, down to 1000 where activations are wider than 175.",
         rich_help_panel=_GAUSSIAN_PROCESS,
     ),
 ]

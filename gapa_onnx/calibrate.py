@@ -308,7 +308,7 @@ def _fit(collector: _Collector, settings: Settings, collected: Collected) -> Sit
         whitening = (moments.mean.astype(np.float32), statistics.whitening(moments.mean, moments.covariance))
         rows = (rows - whitening[0]) @ whitening[1]
     length_scale = _length_scale(site, rows, settings, collected.inputs)
-    chosen = inducing.select(settings.inducing, rows, settings.most_points, settings.seed)
+    chosen = inducing.select(settings.inducing, rows, settings.points_for(rows.shape[1]), settings.seed)
     storage = fit_storage(settings.points, chosen)
     points = _as_stored(storage, chosen)
     if len(points) < settings.k:

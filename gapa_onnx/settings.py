@@ -22,7 +22,8 @@ COVARIANCES = ("diag", "full")
 BRIDGES = ("shared", "per-class")
 SCORES = ("variance", "epistemic")
 
-POINTS_PER_NEIGHBOUR = 40  # of --m auto
+POINTS_PER_NEIGHBOUR = (20, 40)  # of --m auto, at least and at most
+POINT_NUMBERS = 350_000  # that they are together, between these
 MOST_KEPT = 48 << 20  # bytes of prepared neighbourhoods, of which the native library keeps no more
 
 
@@ -97,12 +98,19 @@ class Settings:
 
     @property
     def most_points(self) -> int:
-        """M, where there are as many rows and not all of them are taken.
+        """M at most, where not all rows are taken."""
+        return POINTS_PER_NEIGHBOUR[1] * self.k if self.m == "auto" else self.m
+
+    def points_for(self, width: int) -> int:
+        """M where activations have this width.
 
         Detection gains with every doubling of M (docs/defaults.md), so that cost decides: with so many the
         search costs about what the rest of a query does.
         """
-        return POINTS_PER_NEIGHBOUR * self.k if self.m == "auto" else self.m
+        if self.m != "auto":
+            return self.m
+        least, most = (per * self.k for per in POINTS_PER_NEIGHBOUR)
+        return min(max(POINT_NUMBERS // width, least), most)
 
     @property
     def cached(self) -> bool:

@@ -90,3 +90,9 @@ def test_a_machine_that_is_too_busy(monkeypatch):
     monkeypatch.setattr(budget, "measure", lambda *a, **k: refusal)
     with pytest.raises(UserError, match="too busy"):
         convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=2.0, m=200, k=20)
+
+
+def test_the_number_of_points_by_width():
+    assert [Settings().points_for(width) for width in (10, 200, 256, 4096)] == [2000, 1750, 1367, 1000]
+    assert Settings(k=100).points_for(10) == 4000 and Settings(m=300).points_for(4096) == 300
+    assert Settings(m="500").m == 500  # as the command line gives it

@@ -60,5 +60,4 @@ CONVERTED = (
     converted("GAPA all points", paper=True, bridge="per-class", inducing="all"),
     converted("gapa-onnx"),
     converted("gapa-onnx exact", solver="exact"),
-    converted("gapa-onnx all points", inducing="all"),
 )
