@@ -74,6 +74,7 @@ CASES = (
     Case(MLP, {}, target=3.0, quick=True),
     Case(MLP, {"task": "none"}),
     Case(MLP, {"m": 1000}, target=3.0),
+    Case(MLP, {"m": 2500}, target=3.0),
     Case(MLP, {"solver": "exact"}),
     Case(MLP, {"budget": 3.0}, target=3.0),
     Case(MLP, {"budget": 1.65}, target=1.65),

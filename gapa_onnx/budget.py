@@ -22,7 +22,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.rewrite import rewrite
 from gapa_onnx.settings import CACHED_INDEXES, Settings
 
-POINTS = (4000, 3000, 2000, 1000, 500, 250, 125, 64)
+POINTS = (4000, 2500, 1500, 1000, 500, 250, 125, 64)
 FEWER_NEIGHBOURS = (20, 10)
 LARGEST_BATCH = 256
 
