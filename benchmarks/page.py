@@ -113,19 +113,12 @@ def kernel(path: Path) -> str:
         if not isinstance(results, dict) or "against_faiss" not in results:
             continue
         for line in results["against_faiss"]:
-            found.append(
-                [
-                    data,
-                    line["points"],
-                    line["queries"],
-                    line["threads"],
-                    line["blas_core"],
-                    line["search_and_solve_over_faiss_search_wall"]["median"],
-                    line["control_a_over_a_wall"]["median"],
-                    line["search_and_solve_over_faiss_search_cpu"]["median"],
-                    line["control_a_over_a_cpu"]["median"],
-                ]  # fmt: skip
-            )
+            row = [data, line["points"], line["queries"], line["threads"], line["blas_core"]]
+            for clock in ("wall", "cpu"):
+                control = line[f"control_a_over_a_{clock}"]["median"]
+                ratio = line[f"search_and_solve_over_faiss_search_{clock}"]["median"]
+                row += [ratio if abs(control - 1) <= 0.03 else "control off", control]
+            found.append(row)
     head = [
         "rows",
         "M",
@@ -143,16 +136,33 @@ def kernel(path: Path) -> str:
     )
 
 
-def plain(path: Path) -> str:
-    """A table of all columns of a CSV."""
-    rows = read(path)
-    return table(list(rows[0]), [list(row.values()) for row in rows])
+def calibration(path: Path) -> str:
+    """Seconds of a conversion by step."""
+    results = json.loads(path.read_text())
+    lines = results["sizes"] if isinstance(results, dict) else results
+    steps = list(lines[0]["shares"])
+    found = [
+        [
+            line["rows"],
+            line["width"],
+            line["pass_seconds"],
+            line["total_seconds"],
+            *(line["shares"][s] for s in steps),
+        ]
+        for line in lines
+    ]
+    return (
+        "CPU seconds of a whole conversion and of one pass of the source model alone (a two-layer network), and the "
+        "share of each step. What comes after the pass is bounded, however many rows there are.\n\n"
+        + table(["rows", "width", "pass (s)", "conversion (s)", *steps], found)
+    )
 
 
 SECTIONS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
     ("Cost of converted networks", "speed.csv", "python benchmarks/speed.py --only ratios", ratios),
     ("Cost of one site", "speed_growth.csv", "python benchmarks/speed.py --only growth", growth),
     ("Memory", "speed_memory.csv", "python benchmarks/speed.py --only memory", memory),
+    ("Calibration", "calibration_speed.json", "python benchmarks/calibration_speed.py", calibration),
     ("The native kernel beside FAISS", "native_kernel.json", "python benchmarks/native_kernel.py", kernel),
 )
 
