@@ -35,10 +35,10 @@ _KMEANS_ITERATIONS = 10
 _TRAINING_POINTS_PER_LIST = 64
 _MOST_LISTS = 4096  #: to try; training that many takes about two minutes in 200 dimensions
 
-# What a search costs, where comparing a query with a point in a scan of all is 1. Fitted to the native kernel
-# (benchmarks/growth.py; 10³ … 10⁵ points, 64 and 200 wide, 1 and 256 queries at a time, 1 and 50 neighbours):
-# right within a third for nine of ten, whatever the width. Counted and not timed, so that the same data give
-# the same index.
+# What a search costs, where comparing a query with a point in a scan of all is 1. Fitted once, on a busy machine, to
+# about 50 timings of the native kernel (10³ … 10⁵ points, 64 and 200 wide, 1 and 256 queries at a time, 50
+# neighbours); right within a third for eight of ten. Counted and not timed, so that the same data give the same
+# index.
 _LIST_COST = 7.0  #: a centroid: compared, ranked among many, and its list opened
 _LISTED_COST = 1.12  #: a point of a list that is opened
 _WORTH = 2.0  #: times cheaper than exact search an approximate one must be, as large batches gain less
