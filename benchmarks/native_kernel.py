@@ -1,47 +1,76 @@
-"""What the native operator costs: exact search and solve beside faiss-cpu, and per query at small sizes.
+"""What the native operators cost by themselves: exact search and solve beside faiss-cpu, and per row.
 
-    python benchmarks/native_kernel.py [--quick]
+    python benchmarks/native_kernel.py [--quick] [--only faiss operators] [--fresh]
 
-All figures are ratios or CPU time per query (`process_time`, so that waiting for a core does not count; a core
-shared with another process still does). The comparison runs A, B, A, … in one process on two threads, then on one (on
-a busy machine FAISS's waiting threads spin, which its CPU time then holds): A is
-GapaActivation over all points (search *and* solve), B is `faiss.IndexFlatL2.search` alone. Beside it stands the
-control, A against A of the same rounds; `control_holds` says whether it read 1.00 ± 0.03.
+    faiss      A is GapaActivation over all points (search *and* solve), B is `faiss.IndexFlatL2.search` alone: A, A
+               and B take turns in one process on two threads, by wall time. The control is A against A; beyond
+               1.00 ± 0.03 it is tried again, then no ratio is given                -> results/native_kernel.csv
+    operators  CPU time per row on one thread, and instructions per row counted by callgrind, which no busy machine
+               can disturb: with AVX2, since valgrind has no AVX-512               -> results/native_operators.csv
 
 The OpenBLAS inside faiss-cpu does not know every CPU and may fall back to old instructions, which would flatter us.
-So each comparison runs twice, in processes of their own: as installed, and with OPENBLAS_CORETYPE naming the best
-core type that this CPU can run. Results go to benchmarks/results/native_kernel.json.
-
-Two more tables, one thread: GapaActivationLocal at 1000 points (with as many neighbours as the others, and with
-one, which is next to nothing but the search), and GapaClasses per row.
-
-    python benchmarks/native_kernel.py --only local split      # these alone; no file
+So FAISS runs twice, in processes of their own: as installed, and with OPENBLAS_CORETYPE naming the best core type
+that this CPU can run. A line that is there is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
+import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import faiss
 import numpy as np
+import onnx
 import onnxruntime as ort
+from backbones import CACHE
+from lines import Lines, machine, say
 from onnx import TensorProto, helper, numpy_helper
 
+from gapa_onnx import bench
 from gapa_onnx.op.contract import CLASSES, DOMAIN, SCHEMAS, VERSION, OpSchema
 from gapa_onnx.runtime import library_path, session
 
 RESULTS = Path(__file__).parent / "results"
-DIM, NEIGHBOURS = 200, 50
+DIM, NEIGHBOURS, POINTS, THREADS = 200, 50, 55_000, 2
 BLAS_CORE = "OPENBLAS_CORETYPE"
+COUNTED = "avx2"  # the instruction set that callgrind can count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the queries, few rounds, to cache/quick"
+    )
+    parser.add_argument("--only", choices=("faiss", "operators"), nargs="+", default=("faiss", "operators"))
+    parser.add_argument("--fresh", action="store_true", help="measure again what is there")
+    parser.add_argument("--compare", choices=DATA, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if library_path() is None:
+        sys.exit("the native library is missing: `gapa-onnx doctor` tells more")
+    folder = CACHE / "quick" if options.quick else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.compare:
+        against_faiss(folder, options.compare, options.quick)
+        return 0
+    fresh = options.fresh or options.quick
+    if "faiss" in options.only:
+        compare_all(folder, fresh, options.quick)
+    if "operators" in options.only:
+        operators(folder, fresh, options.quick)
+    return 0
+
+
+# --------------------------------------------------------------------------- data
 
 
 def random_rows(count: int, seed: int) -> np.ndarray:
@@ -70,256 +99,266 @@ def length_scale(points: np.ndarray) -> np.ndarray:
     return np.array(np.sqrt(np.median((gaps**2).sum(-1))), np.float32)
 
 
-def one_node(
-    schema: OpSchema, constants: dict[str, np.ndarray], inputs: dict[str, tuple], threads: int
-) -> ort.InferenceSession:
-    """A session of one node; `inputs` are the shapes of those that are not constant."""
+# --------------------------------------------------------------- models of one node
+
+
+def one_node(schema: OpSchema, constants: dict[str, np.ndarray], inputs: dict[str, tuple]) -> onnx.ModelProto:
+    """`inputs` are the shapes of those that are not constant."""
     outputs = [port.name for port in schema.outputs]
     node = helper.make_node(schema.name, [port.name for port in schema.inputs], outputs, domain=DOMAIN)
+    types = [helper.np_dtype_to_tensor_dtype(np.dtype(port.dtype)) for port in schema.outputs]
     graph = helper.make_graph(
         [node],
         "one_node",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
-        [
-            helper.make_tensor_value_info(
-                port.name, helper.np_dtype_to_tensor_dtype(np.dtype(port.dtype)), None
-            )
-            for port in schema.outputs
-        ],
+        [helper.make_tensor_value_info(name, dtype, None) for name, dtype in zip(outputs, types)],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, VERSION)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def opened(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     # A thread that spins while the other side is measured would be charged to it.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return session(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString(), options)
+    return session(model.SerializeToString(), options)
 
 
-def operator(points: np.ndarray, threads: int) -> ort.InferenceSession:
-    """A session of one GapaActivation node."""
-    constants = {
-        "k": np.array([min(NEIGHBOURS, len(points))], np.int64),
-        "length_scale": length_scale(points),
-        "jitter": np.array(1e-6, np.float32),
-        "points": points,
-    }
-    return one_node(SCHEMAS["flat"], constants, {"query": ("n", DIM)}, threads)
+def exact(points: np.ndarray) -> onnx.ModelProto:
+    """One GapaActivation node."""
+    constants = {**kernel_constants(points, min(NEIGHBOURS, len(points))), "points": points}
+    return one_node(SCHEMAS["flat"], constants, {"query": ("n", DIM)})
 
 
-def local_operator(points: np.ndarray, neighbours: int, lists: int, nprobe: int) -> ort.InferenceSession:
-    """A session of one GapaActivationLocal node; one list makes the search exact."""
-    offsets, centroids = [0, len(points)], points.mean(axis=0, keepdims=True)
-    if lists > 1:
-        means = faiss.Kmeans(DIM, lists, niter=10, seed=1, min_points_per_centroid=1)
-        means.train(points)
-        centroids = means.centroids
-        of_point = means.index.search(points, 1)[1][:, 0]
-        points = points[np.argsort(of_point, kind="stable")]
-        offsets = np.searchsorted(np.sort(of_point), np.arange(lists + 1))
+def local(points: np.ndarray, neighbours: int) -> onnx.ModelProto:
+    """One GapaActivationLocal node; its search is exact."""
     index = faiss.IndexFlatL2(DIM)
     index.add(points)
     constants = {
+        **kernel_constants(points, neighbours),
+        "points": points,
+        "neighbourhoods": index.search(points, neighbours)[1].astype(np.int32),
+        "centroids": points.mean(axis=0, keepdims=True),
+        "list_offsets": np.array([0, len(points)], np.int64),
+        "nprobe": np.array([1], np.int64),
+    }
+    return one_node(SCHEMAS["local"], constants, {"query": ("n", DIM)})
+
+
+def kernel_constants(points: np.ndarray, neighbours: int) -> dict[str, np.ndarray]:
+    return {
         "k": np.array([neighbours], np.int64),
         "length_scale": length_scale(points),
         "jitter": np.array(1e-6, np.float32),
-        "points": points,
-        "neighbourhoods": index.search(points, neighbours)[1].astype(np.int32),
-        "centroids": centroids,
-        "list_offsets": np.array(offsets, np.int64),
-        "nprobe": np.array([nprobe], np.int64),
     }
-    return one_node(SCHEMAS["local"], constants, {"query": ("n", DIM)}, threads=1)
 
 
-def clocked(work: Callable[[], object]) -> tuple[float, float]:
-    """Wall and CPU seconds."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - cpu
+def classes(shape: tuple[int, ...], points: int) -> onnx.ModelProto:
+    """One GapaClasses node for logits of this shape."""
+    constants = {
+        "points": np.random.default_rng(0).normal(size=(points, shape[1])).astype(np.float32),
+        "axis": np.array([1], np.int64),
+    }
+    any_batch = ("n", *shape[1:])
+    return one_node(CLASSES, constants, {"mean": any_batch, "var": any_batch, "output": any_batch})
 
 
-def against_faiss(
-    rows: Callable[[int, int], np.ndarray], count: int, queries: int, rounds: int, threads: int
-) -> dict:
-    points, query = rows(count, 1), rows(queries, 2)
-    running = operator(points, threads)
+# ------------------------------------------------------------------ beside FAISS
+
+
+def compare_all(folder: Path, fresh: bool, quick: bool) -> None:
+    """Each comparison in a process of its own: OpenBLAS reads its core type once."""
+    for name in DATA:
+        for core in (None, best_blas_core()):
+            lines = Lines(folder / "native_kernel.csv", FAISS_KEY, fresh=False)
+            if fresh or not lines.has(name, core or AS_INSTALLED):
+                call = [sys.executable, __file__, "--compare", name, *(["--quick"] if quick else [])]
+                subprocess.run(call, env=os.environ | ({BLAS_CORE: core} if core else {}), check=True)
+
+
+FAISS_KEY = ("rows", "blas_core")
+AS_INSTALLED = "as installed"
+
+
+def against_faiss(folder: Path, name: str, quick: bool) -> None:
+    queries, rounds = (1000, 6) if quick else (10_000, 12)
+    points, query = DATA[name](POINTS, 1), DATA[name](queries, 2)
+    running = opened(exact(points), THREADS)
     index = faiss.IndexFlatL2(DIM)
     index.add(points)
-    faiss.omp_set_num_threads(threads)
-    _, neighbours = running.run(None, {"query": query[:200]})
+    faiss.omp_set_num_threads(THREADS)
+    _, ours = running.run(None, {"query": query[:200]})
     _, theirs = index.search(query[:200], NEIGHBOURS)
-    ours, again, faiss_only = [], [], []
-    for _ in range(rounds):
-        ours.append(clocked(lambda: running.run(None, {"query": query})))
-        faiss_only.append(clocked(lambda: index.search(query, NEIGHBOURS)))
-        again.append(clocked(lambda: running.run(None, {"query": query})))
 
-    def ratio(top: list, bottom: list, clock: int) -> dict:
-        quotients = [a[clock] / b[clock] for a, b in zip(top, bottom)]
-        return {"median": round(statistics.median(quotients), 3), "all": [round(q, 3) for q in quotients]}
+    def search_and_solve() -> None:
+        running.run(["s"], {"query": query})
 
-    controls = [ratio(again, ours, clock) for clock in (0, 1)]
-    return {
-        "points": count,
-        "queries": queries,
-        "threads": threads,
-        "blas_core": os.environ.get(BLAS_CORE, "as installed"),
-        "search_and_solve_over_faiss_search_wall": ratio(ours, faiss_only, 0),
-        "search_and_solve_over_faiss_search_cpu": ratio(ours, faiss_only, 1),
-        "control_a_over_a_wall": controls[0],
-        "control_a_over_a_cpu": controls[1],
-        "control_holds": all(abs(control["median"] - 1) <= 0.03 for control in controls),
-        "cpu_us_per_query": round(statistics.median(a[1] for a in ours) / queries * 1e6, 1),
-        "faiss_cpu_us_per_query": round(statistics.median(b[1] for b in faiss_only) / queries * 1e6, 1),
-        "same_neighbours_as_faiss": round(float((neighbours == theirs).mean()), 5),
-    }
+    runs = (search_and_solve, search_and_solve, lambda: index.search(query, NEIGHBOURS))
+    for attempt in range(bench.ATTEMPTS):
+        found = bench.summary(in_turns(runs, rounds * 2**attempt))
+        if found.sound:
+            break
+    low, high = (1 / q for q in reversed(found.ratio_quartiles))
+    Lines(folder / "native_kernel.csv", FAISS_KEY, fresh=False).add(
+        {
+            "rows": name,
+            "blas_core": os.environ.get(BLAS_CORE, AS_INSTALLED),
+            "threads": THREADS,
+            "points": POINTS,
+            "queries": queries,
+            "d": DIM,
+            "k": NEIGHBOURS,
+            "ratio": round(1 / found.ratio, 3) if found.sound else "refused",
+            "quartiles": f"{low:.3f} … {high:.3f}" if found.sound else "",
+            "control": round(found.control, 4),
+            "rounds": found.rounds,
+            "us_per_query": round(found.source_seconds / queries * 1e6, 1),
+            "faiss_us_per_query": round(found.converted_seconds / queries * 1e6, 1),
+            "same_neighbours": round(float((ours == theirs).mean()), 5),
+            "faiss": faiss.__version__,
+            **machine(),
+        }
+    )
+
+
+def in_turns(runs: tuple[bench.Run, ...], rounds: int) -> np.ndarray:
+    """Seconds, (3, rounds), in all orders."""
+    seconds = np.empty((3, rounds))
+    for run in runs:
+        run()
+    for number in range(rounds):
+        for position in bench.ORDERS[number % len(bench.ORDERS)]:
+            started = time.perf_counter()
+            runs[position]()
+            seconds[position, number] = time.perf_counter() - started
+    return seconds
 
 
 def best_blas_core() -> str:
-    return "SkylakeX" if "avx512f" in cpu_description() else "Haswell"
-
-
-def cpu_description() -> str:
     try:
-        return Path("/proc/cpuinfo").read_text()
+        return "SkylakeX" if "avx512f" in Path("/proc/cpuinfo").read_text() else "Haswell"
     except OSError:
-        return ""
+        return "Haswell"
 
 
-def compared(name: str, blas_core: str | None, quick: bool) -> list[dict]:
-    """`against_faiss` in a process of its own: OpenBLAS reads its core type once."""
-    command = [sys.executable, __file__, "--compare", name, *(["--quick"] if quick else [])]
-    environment = os.environ | ({BLAS_CORE: blas_core} if blas_core else {})
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout)
+# ---------------------------------------------------------------------- operators
 
 
-def cpu_us(running: ort.InferenceSession, feeds: list[dict], rows: int, rounds: int) -> dict:
-    """CPU time per row, over runs of all feeds; `rows` is how many are in one."""
-    repeats = max(1, 512 // (rows * len(feeds)))
-    for feed in feeds:
-        running.run(None, feed)
-    times = []
-    for _ in range(rounds):
-        _, cpu = clocked(lambda: [running.run(None, feed) for _ in range(repeats) for feed in feeds])
-        times.append(cpu / (repeats * len(feeds) * rows) * 1e6)
-    return {"cpu_us_median": round(statistics.median(times), 2), "cpu_us_least": round(min(times), 2)}
+@dataclass(frozen=True)
+class Operator:
+    """A model of one node, and rows for it."""
+
+    name: str
+    rows: str
+    make: Callable[[], onnx.ModelProto]
+    feeds: Callable[[int, int], dict[str, np.ndarray]]  #: of a number of rows and a seed
+    batches: tuple[int, ...] = (1, 32, 256)
 
 
-def per_query(rows: Callable[[int, int], np.ndarray], count: int, batch: int, rounds: int) -> dict:
-    """One thread. With as many points as neighbours there is next to no search: that is the solve."""
-    feeds = [{"query": rows(batch, seed)} for seed in range(2, 10)]
-    return {"points": count, "batch": batch} | cpu_us(
-        operator(rows(count, 1), threads=1), feeds, batch, rounds
-    )
-
-
-def local_per_query(rows: Callable[[int, int], np.ndarray], rounds: int) -> list[dict]:
-    found = []
-    for neighbours, lists, nprobe in [(k, *of) for k in (NEIGHBOURS, 1) for of in ((1, 1), (32, 2), (64, 3))]:
-        running = local_operator(rows(1000, 1), neighbours, lists, nprobe)
-        for batch in (1, 32, 256):
-            feeds = [{"query": rows(batch, seed)} for seed in range(2, 10)]
-            case = {"k": neighbours, "lists": lists, "nprobe": nprobe, "batch": batch}
-            found.append(case | cpu_us(running, feeds, batch, rounds))
-    return found
-
-
-def split_per_row(rounds: int) -> list[dict]:
-    """Random logits; the number of points as in converted files."""
-    rng = np.random.default_rng(0)
-    found = []
-    for shape, count in (
-        ((1, 10), 16),
-        ((256, 10), 16),
-        ((4096, 10), 16),
-        ((1, 21, 128, 128), 16),
-        ((64, 1000), 32),
-    ):
-        feed = {
-            "mean": 3 * rng.normal(size=shape).astype(np.float32),
-            "var": rng.random(shape).astype(np.float32),
-        }
-        feed["output"] = feed["mean"]
-        constants = {
-            "points": rng.normal(size=(count, shape[1])).astype(np.float32),
-            "axis": np.array([1], np.int64),
-        }
-        running = one_node(CLASSES, constants, {name: shape for name in feed}, threads=1)
-        rows = int(np.prod(shape)) // shape[1]
-        found.append({"shape": shape, "points": count} | cpu_us(running, [feed], rows, rounds))
-    return found
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the queries, few rounds, no file")
-    parser.add_argument(
-        "--compare", choices=DATA, help="only this comparison, as JSON (for the program itself)"
-    )
-    parser.add_argument("--only", choices=("local", "split"), nargs="+", help="only these tables; no file")
-    arguments = parser.parse_args()
-    quick = arguments.quick
-    if library_path() is None:
-        print("the native library is not built", file=sys.stderr)
-        return 1
-    queries, rounds = (1000, 3) if quick else (10_000, 5)
-    if arguments.compare:
-        rows = DATA[arguments.compare]
-        print(json.dumps([against_faiss(rows, 55_000, queries, rounds, threads) for threads in (2, 1)]))
-        return 0
-    if arguments.only:
-        if "local" in arguments.only:
-            for name, rows in DATA.items():
-                for row in local_per_query(rows, rounds * 6):
-                    print("local", name, json.dumps(row), flush=True)
-        if "split" in arguments.only:
-            for row in split_per_row(rounds * 6):
-                print("split", json.dumps(row), flush=True)
-        return 0
-    report = {
-        "machine": {
-            "cpu": cpu_name(),
-            "cores": os.cpu_count(),
-            "load_before": [round(x, 1) for x in os.getloadavg()],
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "onnxruntime": ort.__version__,
-            "faiss": faiss.__version__,
-            "numpy": np.__version__,
-            "isa": os.environ.get("GAPA_ONNX_ISA", "as the CPU allows"),
-        },
-        "d": DIM,
-        "k": NEIGHBOURS,
-    }
+def every_operator() -> Iterator[Operator]:
     for name, rows in DATA.items():
-        cores = (None, best_blas_core())
-        report[name] = {"against_faiss": [found for core in cores for found in compared(name, core, quick)]}
-        for comparison in report[name]["against_faiss"]:
-            print(name, json.dumps(comparison), flush=True)
-        report[name]["per_query"] = [
-            per_query(rows, count, batch, rounds * 3)
-            for count, batch in ((NEIGHBOURS, 256), (1000, 1), (1000, 32), (1000, 256))
-        ]
-        print(name, json.dumps(report[name]["per_query"]), flush=True)
-        report[name]["local"] = local_per_query(rows, rounds * 6)
-        print(name, json.dumps(report[name]["local"]), flush=True)
-    report["split"] = split_per_row(rounds * 6)
-    print("split", json.dumps(report["split"]), flush=True)
-    report["machine"]["load_after"] = [round(x, 1) for x in os.getloadavg()]
-    if not quick:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "native_kernel.json").write_text(json.dumps(report, indent=1) + "\n")
-    return 0
+
+        def query(n: int, seed: int, rows: Callable = rows) -> dict[str, np.ndarray]:
+            return {"query": rows(n, 2 + seed)}
+
+        few, many = rows(NEIGHBOURS, 1), rows(1000, 1)
+        # With as many points as neighbours there is next to no search; with one neighbour next to no solve.
+        yield Operator("GapaActivation, M = 50", name, lambda few=few: exact(few), query)
+        yield Operator("GapaActivation, M = 1000", name, lambda many=many: exact(many), query)
+        yield Operator(
+            "GapaActivationLocal, M = 1000", name, lambda many=many: local(many, NEIGHBOURS), query
+        )
+        yield Operator("GapaActivationLocal, M = 1000, K = 1", name, lambda many=many: local(many, 1), query)
+    for shape, points, batches in (((1, 10), 16, (1, 32, 256)), ((1, 1000), 32, (1, 32))):
+
+        def logits(n: int, seed: int, shape: tuple = shape) -> dict[str, np.ndarray]:
+            rng = np.random.default_rng(seed)
+            mean = 3 * rng.normal(size=(n, *shape[1:])).astype(np.float32)
+            return {"mean": mean, "var": rng.random(mean.shape).astype(np.float32), "output": mean}
+
+        yield Operator(
+            f"GapaClasses, {shape[1]} classes",
+            "random",
+            lambda s=shape, p=points: classes(s, p),
+            logits,
+            batches,
+        )
 
 
-def cpu_name() -> str:
-    names = [line for line in cpu_description().splitlines() if line.startswith("model name")]
-    return names[0].split(":", 1)[1].strip() if names else platform.processor() or platform.machine()
+def operators(folder: Path, fresh: bool, quick: bool) -> None:
+    lines = Lines(folder / "native_operators.csv", ("operator", "rows", "batch"), fresh=fresh)
+    for operator in every_operator():
+        batches = operator.batches[-1:] if quick else operator.batches
+        wanted = [batch for batch in batches if not lines.has(operator.name, operator.rows, batch)]
+        model = operator.make() if wanted else None
+        for batch in wanted:
+            lines.add(
+                {
+                    "operator": operator.name,
+                    "rows": operator.rows,
+                    "batch": batch,
+                    **cpu_us(model, operator, batch, rounds=6 if quick else 30),
+                    "instructions": "" if quick else instructions(model, operator, batch),
+                    **machine(),
+                }
+            )
+
+
+def cpu_us(model: onnx.ModelProto, operator: Operator, batch: int, rounds: int) -> dict[str, float]:
+    """CPU time per row, over runs of eight batches."""
+    running = opened(model, threads=1)
+    feeds = [operator.feeds(batch, seed) for seed in range(8)]
+    repeats = max(1, 512 // (batch * len(feeds)))
+    times = []
+    for _ in range(rounds + 1):  # the first warms up
+        started = time.process_time()
+        for _ in range(repeats):
+            for feed in feeds:
+                running.run(None, feed)
+        times.append((time.process_time() - started) / (repeats * len(feeds) * batch) * 1e6)
+    return {"cpu_us": round(statistics.median(times[1:]), 2), "cpu_us_least": round(min(times[1:]), 2)}
+
+
+COUNT = """
+import sys, numpy, onnxruntime
+model, library, feeds, runs = sys.argv[1:]
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+options.register_custom_ops_library(library)
+session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+with numpy.load(feeds) as arrays:
+    feed = dict(arrays)
+for _ in range(int(runs)):
+    session.run(None, feed)
+"""
+
+
+def instructions(model: onnx.ModelProto, operator: Operator, batch: int) -> int | str:
+    """Instructions per row, all that a run executes: the difference of two processes with few and more runs."""
+    if shutil.which("valgrind") is None:
+        say("  no valgrind, so instructions are not counted")
+        return ""
+    with tempfile.TemporaryDirectory() as folder:
+        path, feeds = Path(folder) / "model.onnx", Path(folder) / "feeds.npz"
+        onnx.save(model, path)
+        np.savez(feeds, **operator.feeds(batch, 0))
+        few, more = 1, 1 + max(1, 64 // batch)
+        counts = [count(path, feeds, runs, folder) for runs in (few, more)]
+    return round((counts[1] - counts[0]) / ((more - few) * batch))
+
+
+def count(path: Path, feeds: Path, runs: int, folder: str) -> int:
+    call = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out", sys.executable, "-c", COUNT]
+    environment = os.environ | {"GAPA_ONNX_ISA": COUNTED, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    done = subprocess.run(
+        [*call, str(path), str(library_path()), str(feeds), str(runs)],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(done.stderr)
+    return int(re.search(r"Collected : (\d+)", done.stderr)[1])
 
 
 if __name__ == "__main__":

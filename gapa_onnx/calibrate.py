@@ -32,6 +32,7 @@ from gapa_onnx.inference import row_count
 from gapa_onnx.load import SourceModel
 from gapa_onnx.op.approximation import rounding_error, share_error
 from gapa_onnx.op.index import Index, build_index
+from gapa_onnx.op.neighbourhoods import telling
 from gapa_onnx.op.storage import Storage, fit_storage
 from gapa_onnx.qdq import reading_graph
 from gapa_onnx.runtime import first_line, open_session
@@ -317,7 +318,7 @@ def _fit(collector: _Collector, settings: Settings, collected: Collected) -> Sit
             f"give more varied data, or --k {len(points)}",
         )
     held_out = _held_out(rows, settings.seed)
-    index = _build_index(points, held_out, settings)
+    index = _build_index(points, rows, held_out, length_scale, settings)
     sizes = inducing.cluster_sizes(rows, index.points) if settings.inducing == "kmeans" else None
     shares = _leave_one_out(index, storage, held_out, settings.k, length_scale, settings.jitter, sizes)
     kernel = {"length_scale": length_scale, "jitter": settings.jitter, "k": settings.k}
@@ -351,10 +352,17 @@ def _as_stored(storage: Storage, chosen: np.ndarray) -> np.ndarray:
     return rounded[inducing.distinct_rows(rounded)]
 
 
-def _build_index(points: np.ndarray, held_out: np.ndarray, settings: Settings) -> Index:
-    kind = "local" if settings.cached else settings.index
+def _build_index(
+    points: np.ndarray, rows: np.ndarray, held_out: np.ndarray, length_scale: float, settings: Settings
+) -> Index:
     return build_index(
-        kind, points, k=settings.k, held_out=held_out, seed=settings.seed, search=settings.index
+        "local" if settings.cached else settings.index,
+        points,
+        k=settings.k,
+        held_out=held_out,
+        seed=settings.seed,
+        search=settings.index,
+        groups=lambda listed, k: telling(listed, rows, k, length_scale, settings.jitter),
     )
 
 

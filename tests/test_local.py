@@ -20,7 +20,7 @@ from gapa_onnx.op import index as index_module
 from gapa_onnx.op import neighbourhoods as neighbourhoods_module
 from gapa_onnx.op import reference
 from gapa_onnx.op.index import build_index
-from gapa_onnx.op.neighbourhoods import neighbourhoods
+from gapa_onnx.op.neighbourhoods import neighbourhoods, telling
 from gapa_onnx.settings import Settings
 from gapa_onnx.statistics import leave_one_out_share
 
@@ -82,6 +82,78 @@ def test_neighbourhoods_in_blocks(monkeypatch):
     np.testing.assert_array_equal(neighbourhoods(points, 9), expected)
     with pytest.raises(ValueError, match="between 1 and"):
         neighbourhoods(points, 701)
+
+
+def summed_variance(points: np.ndarray, rows: np.ndarray, length_scale: float, jitter: float) -> float:
+    """Σ_r s(r) given all of the points, by a dense solve."""
+    to_rows = kernel(points, rows, length_scale)
+    gram = kernel(points, points, length_scale) + jitter * np.eye(len(points))
+    return float(len(rows) - np.einsum("mr,mr->", to_rows, np.linalg.solve(gram, to_rows)))
+
+
+def rows_around(points: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
+    """Those whose nearest point it is, at most 32 evenly taken, and where fewer than 16 those of the next points."""
+    gaps = cdist(points.astype(float), rows.astype(float))
+    cells = [np.nonzero(gaps.argmin(axis=0) == point)[0] for point in range(len(points))]
+    found = []
+    for point, order in enumerate(by_definition(points, len(points))):
+        own = list(cells[point][:: max(1, -(-len(cells[point]) // 32))])
+        for neighbour in order[1:15]:
+            own += list(cells[neighbour]) if len(own) < 16 else []
+        found.append(np.array(own[:32]))
+    return found
+
+
+@pytest.mark.parametrize("count", [60, 500])
+def test_each_telling_point_lowers_the_variance_around_most(count):
+    """Every choice against dense solves with each of the other candidates in its place."""
+    points, rows = clustered(50, 3, 20)
+    rows, k, jitter = rows[:count], 6, 1e-6
+    chosen = telling(points, rows, k, 2.0, jitter)
+    near, around = by_definition(points, round(2.5 * k)), rows_around(points, rows)
+    assert chosen.dtype == np.int32 and (chosen[:, 0] == np.arange(50)).all()
+    exact, different = points.astype(float), 0
+    for of, candidates, at in zip(chosen, near, around):
+        for step in range(1, k):
+            rest = [c for c in candidates if c not in of[:step]]
+            data = rows[at].astype(float)
+            lowest = min(summed_variance(exact[[*of[:step], c]], data, 2.0, jitter) for c in rest)
+            found = summed_variance(exact[of[: step + 1]], data, 2.0, jitter)
+            assert found <= lowest + len(at) * solve_tolerance(k, jitter)
+        different += set(of) != set(candidates[:k])
+    assert different > 25  # it does not choose the nearest
+
+
+def test_telling_points_leave_less_to_new_rows_than_the_nearest():
+    """New rows: the choice was not made for them. Also for every smaller k, by the first of the list."""
+    points, rows, new = np.split(clustered(12_000, 12, 21)[0], [300, 8000])
+    nearest = cdist(new.astype(float), points.astype(float)).argmin(axis=1)
+    groups = [choose(points, rows, 20, 6.0, 1e-6) for choose in (telling, near_only)]
+    for k in (5, 10, 20):
+        told, near = (
+            reference.unexplained_share(new, points, group[nearest, :k], 6.0, 1e-6) for group in groups
+        )
+        gain = (near - told).ravel()
+        assert gain.mean() > 4 * gain.std() / np.sqrt(len(gain))
+
+
+def near_only(points: np.ndarray, rows: np.ndarray, k: int, length_scale: float, jitter: float) -> np.ndarray:
+    return neighbourhoods(points, k)
+
+
+def test_telling_where_there_is_no_choice(monkeypatch):
+    points, rows = clustered(40, 4, 22)
+    np.testing.assert_array_equal(telling(points, rows, 40, 1.0, 1e-6), neighbourhoods(points, 40))
+    np.testing.assert_array_equal(telling(points, rows[:0], 7, 1.0, 1e-6), neighbourhoods(points, 7))
+    np.testing.assert_array_equal(telling(points, rows, 1, 1.0, 1e-6)[:, 0], np.arange(40))
+    twins = np.repeat(points[:8], 5, axis=0)  # the Gram matrix is singular but for the jitter
+    for group in telling(twins, rows, 12, 1.0, 1e-6):
+        assert len(set(group)) == 12 and len({tuple(twins[row]) for row in group}) >= 2
+    far = 1e4 * np.eye(9, dtype=np.float32)  # all kernels are 0: the nearest, as good as any
+    np.testing.assert_array_equal(telling(far, far, 3, 1.0, 1e-6), neighbourhoods(far, 3))
+    whole = telling(points, rows, 7, 1.0, 1e-6)
+    monkeypatch.setattr(neighbourhoods_module, "_BLOCK_VALUES", 400)
+    np.testing.assert_array_equal(telling(points, rows, 7, 1.0, 1e-6), whole)
 
 
 # ------------------------------------------------------------------------- the index
@@ -167,12 +239,17 @@ def test_user_mistakes():
 
 
 def local_tensors(
-    points: np.ndarray, k: int, *, lists: int = 1, nprobe: int = 1, length_scale=1.5, jitter=1e-6
+    points: np.ndarray,
+    k: int,
+    *,
+    lists: int = 1,
+    nprobe: int = 1,
+    length_scale=1.5,
+    jitter=1e-6,
+    groups=neighbourhoods,
 ):
-    if lists == 1:
-        index = build_index("local", points, k=k, held_out=points[:0], search="flat")
-    else:
-        index = build_index("local", points, k=k, held_out=points[::3] + 0.1, search="ivf")
+    held_out, search = (points[:0], "flat") if lists == 1 else (points[::3] + 0.1, "ivf")
+    index = build_index("local", points, k=k, held_out=held_out, search=search, groups=groups)
     constants = {"k": k, "length_scale": np.float32(length_scale), "jitter": np.float32(jitter)}
     given = constants | index.tensors
     return given | {"k": np.array([k]), "nprobe": np.array([nprobe])}
@@ -201,7 +278,8 @@ def test_reference_takes_over_the_neighbourhood_of_the_nearest_point():
 
 @pytest.mark.parametrize("k", [1, 2, 5, 20, 50, 100, 300])
 @pytest.mark.parametrize("d, length_scale", [(3, 1.0), (20, 6.0)])
-def test_s_is_never_below_s_given_all_inducing_points(k, d, length_scale):
+@pytest.mark.parametrize("choose", [near_only, telling])
+def test_s_is_never_below_s_given_all_inducing_points(k, d, length_scale, choose):
     """The reference and the portable function, with one list and with probing so few that points are missed."""
     points = np.random.default_rng(d).normal(size=(300, d)).astype(np.float32)
     queries = near_and_far(points, 10)[:: 1 if k <= 50 else k // 3]
@@ -211,8 +289,15 @@ def test_s_is_never_below_s_given_all_inducing_points(k, d, length_scale):
     given_all = 1 - np.einsum("mn,mn->n", to_queries, np.linalg.solve(gram, to_queries))
     given_all = np.clip(given_all, 0, 1)
     tolerance = solve_tolerance(300, jitter)
+    data = np.random.default_rng(d + 1).normal(size=(2000, d)).astype(np.float32)
     for lists in (1, 2):
-        t = local_tensors(points, k, lists=lists, length_scale=length_scale)
+        t = local_tensors(
+            points,
+            k,
+            lists=lists,
+            length_scale=length_scale,
+            groups=lambda listed, k: choose(listed, data, k, length_scale, jitter),
+        )
         s = reference.evaluate("local", t, queries)[0][:, 0]
         assert (s >= given_all - tolerance).all()
         portable, _ = test_function.session(test_function.model_of("local", t)).run(None, {"z": queries})

@@ -8,7 +8,7 @@
     length_scale  multiples of the median distance at the site, and of the inputs
     metric        Euclidean and whitened distances
     points        how many inducing points, chosen how
-    k             neighbours, solved exactly or by cached neighbourhoods
+    k             neighbours: the query's own (exact), its nearest point's (nearest), those chosen for that (cached)
     jitter        on the diagonal of the kernel matrix
     bridge        one factor for all logits, or one for each
     placement     all 15 subsets of the sites of a network with four hidden layers
@@ -171,7 +171,7 @@ def _points(scale: Scale) -> Iterator[Case]:
 
 
 def _k(scale: Scale) -> Iterator[Case]:
-    for solver, k in itertools.product(("exact", "cached"), (1, 2, 5, 10, 20, 50, 100, 200, 500)):
+    for solver, k in itertools.product(("exact", "nearest", "cached"), (1, 2, 5, 10, 20, 50, 100, 200, 500)):
         if k <= (scale.m if solver == "exact" else min(scale.m, 200)):  # M factors of K x K take their time
             yield solver, str(k), Reading(m=scale.m, k=k, solver=solver)
 

@@ -253,8 +253,9 @@ have 1000, which is the line in bold here.""",
         "k",
         ("cached", "50"),
         """
-`cached` takes over the neighbourhood of the nearest inducing point, factored once at load; `exact` solves for the query's
-own neighbours, at a higher cost. Few neighbours cost detection, very many gain little.""",
+`exact` solves for the query's own nearest points. `nearest` takes over the nearest points of its nearest point, whose factor
+is computed once; `cached` does too, but of 2.5 K points near to that point it has chosen the K that leave least variance
+to the data around, which costs nothing when a query comes. Few neighbours cost detection, very many gain little.""",
         ("solver", "K"),
     ),
     Section(

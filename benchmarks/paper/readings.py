@@ -34,7 +34,7 @@ from gapa_onnx.evaluation import metrics
 from gapa_onnx.heads import reference
 from gapa_onnx.heads.points import Points, latin
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
-from gapa_onnx.op.neighbourhoods import neighbourhoods
+from gapa_onnx.op.neighbourhoods import neighbourhoods, telling
 
 OTHER = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
 CLASSES = 10
@@ -221,7 +221,11 @@ def _shares(subject: Subject, number: int, reading: Reading) -> Shares:
     length_scale = reading.multiple * (subject.input_median if reading.of == "input" else site.median)
     points = _points(subject, number, reading.metric, reading.inducing, reading.m, reading.seed)
     k = min(reading.k, len(points))
-    near = neighbourhoods(points, k) if reading.solver == "cached" else None
+    near = None
+    if reading.solver == "nearest":
+        near = neighbourhoods(points, k)
+    elif reading.solver == "cached":
+        near = telling(points, site.rows, k, length_scale, reading.jitter)
     session = _operator(points, near, k, length_scale, reading.jitter)
     answers = [session.run(["s"], {"query": part})[0][:, 0] for part in (site.known, site.strange)]
     sizes = inducing.cluster_sizes(site.rows, points) if reading.inducing == "kmeans" else None

@@ -151,7 +151,7 @@ SCHEMAS = {
                     "neighbourhoods",
                     np.int32,
                     ("M", "N"),
-                    "rows of the N nearest points of each point, itself first; the first k count, k ≤ N",
+                    "rows of N points for each point, itself first; the first k count, k ≤ N",
                 ),
                 _CENTROIDS,
                 _LIST_OFFSETS,

@@ -20,6 +20,9 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.op import reference
 from gapa_onnx.op.neighbourhoods import neighbourhoods
 
+Groups = Callable[[np.ndarray, int], np.ndarray]
+"""Points (M, d) and k -> (M, k): whose k points stand for a query whose nearest is that point."""
+
 KINDS = ("flat", "ivf", "ivfpq", "hnsw", "local")
 
 FLAT_LIMIT = 5000
@@ -65,6 +68,7 @@ def build_index(
     seed: int = 0,
     recall_target: float = 0.99,
     search: str = "auto",
+    groups: Groups = neighbourhoods,
 ) -> Index:
     """The index over `points` (M, d) that reaches the recall on `held_out` (q, d) at the least cost.
 
@@ -76,8 +80,8 @@ def build_index(
     ivfpq 4·√M lists, and a point is stored as its list's centroid plus one byte per sub-vector. The decoded
           points *are* the inducing points, so recall is among them; `settings` has the decoding error
     hnsw  a graph of degree 32; the smallest ef (to within a tenth) that reaches the recall
-    local the k nearest points of each point, and lists to find the nearest in. `search` is flat for one list,
-          ivf for several, auto for what is cheaper
+    local k points for each point, which `groups` chooses, and lists to find the nearest in. `search` is flat for
+          one list, ivf for several, auto for what is cheaper
 
     If the recall cannot be reached, nprobe = all lists, or ef = M.
     """
@@ -91,7 +95,7 @@ def build_index(
     if kind == "flat":
         return _flat(points)
     if kind == "local":
-        return _build_local(points, k, queries, seed, recall_target, search)
+        return _build_local(points, k, queries, seed, recall_target, search, groups)
     with one_thread():
         if kind == "hnsw":
             return _build_hnsw(points, k, queries, seed, recall_target)
@@ -314,7 +318,13 @@ def _is_one_list(m: int, search: str) -> bool:
 
 
 def _build_local(
-    points: np.ndarray, k: int, queries: np.ndarray, seed: int, recall_target: float, search: str
+    points: np.ndarray,
+    k: int,
+    queries: np.ndarray,
+    seed: int,
+    recall_target: float,
+    search: str,
+    groups: Groups,
 ) -> Index:
     found = None
     if not _is_one_list(len(points), search):
@@ -324,8 +334,9 @@ def _build_local(
                 points, queries, lambda listed: _nearest_other(queries, listed), seed, recall_target, limit
             )
     lists, nprobe, recall = found or (_one_list(points), 1, 1.0)
-    near = neighbourhoods(lists.points, k)
-    tensors = {"points": lists.points, "neighbourhoods": near, **lists.tensors(nprobe)}
+    with one_thread():
+        group = groups(lists.points, k)
+    tensors = {"points": lists.points, "neighbourhoods": group, **lists.tensors(nprobe)}
     settings = {"lists": len(lists.centroids), "nprobe": nprobe}
     return Index("local", tensors, lists.points, recall, settings)
 

@@ -1,6 +1,9 @@
-"""The exact nearest points of every point: what the local operator takes over from a query's nearest point.
+"""The neighbourhood of every point: what the local operator takes over from a query's nearest point.
 
-FAISS proposes candidates in float32; they are ordered by float64 distances, and where rounding could have
+It may hold any points: s given some of the points is never below s given all of them. `telling` chooses those from
+which most follows about the data around a point, `neighbourhoods` the nearest.
+
+FAISS proposes near points in float32; they are ordered by float64 distances, and where rounding could have
 kept a nearer point from being proposed, more are asked for. So the result is a function of the points
 alone, whatever the number of threads.
 """
@@ -17,6 +20,96 @@ _MORE = 8  #: times as many candidates for the rows that need more
 _SEARCHED = 4096  #: rows per search; FAISS is half as fast on a few hundred
 _BLOCK_VALUES = 1 << 21  #: float64 values per working block: 16 MB
 _EPS = float(np.finfo(np.float32).eps)
+_CHOICE = 2.5  #: times k nearest points, of which `telling` chooses k
+_ROWS = (16, 32)  #: least and most rows around a point that it chooses them for
+
+
+def telling(points: np.ndarray, rows: np.ndarray, k: int, length_scale: float, jitter: float) -> np.ndarray:
+    """Of points (M, d) near each of them, the k that leave least variance to the data (n, d) around it.
+
+    The first is the point itself. Then follows, again and again, the point a that lowers the summed variance of
+    the rows r around it most, given what has been chosen: by Σ_r c(a, r)² / c(a, a), with c the covariance that is
+    left. Each beginning of the list is therefore a good choice as well, for a smaller k. -> (M, k) int32.
+    """
+    near = neighbourhoods(points, min(len(points), round(_CHOICE * k)))  # (M, c)
+    if near.shape[1] == k or k == 1 or not len(rows):
+        return near[:, :k]
+    rows = rows[:: -(-len(rows) // (_ROWS[1] * len(points)))]
+    around = _around(_owners(points, rows), near)  # (M, t)
+    chosen = np.empty((len(points), k), np.int32)
+    step = max(1, _BLOCK_VALUES // (near.shape[1] * max(points.shape[1], near.shape[1] + k)))
+    for start in range(0, len(points), step):
+        part = slice(start, start + step)
+        origin = points[part, None].astype(np.float64)
+        offsets = [(of[at[part]] - origin) / length_scale for of, at in ((points, near), (rows, around))]
+        to_rows = _kernel(*offsets) * (around[part] >= 0)[:, None, :]
+        order = _greedy(_kernel(offsets[0], offsets[0]), to_rows, k, jitter)
+        chosen[part] = np.take_along_axis(near[part], order, axis=1)
+    return chosen
+
+
+def _owners(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The nearest point (M, d) of each row (n, d), but for rounding -> (n,)."""
+    centre = points.mean(axis=0, dtype=np.float64)
+    flat = faiss.IndexFlatL2(points.shape[1])
+    flat.add((points - centre).astype(np.float32))
+    parts = [rows[start : start + _SEARCHED] for start in range(0, len(rows), _SEARCHED)]
+    return np.concatenate([flat.search((part - centre).astype(np.float32), 1)[1][:, 0] for part in parts])
+
+
+def _around(owners: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """Rows that stand for the data around each point, -1 where there are no more -> (M, _ROWS[1]).
+
+    The rows (n,) whose nearest point it is, evenly taken; where they are few, also those of the points next to it.
+    """
+    least, most = _ROWS
+    order = np.argsort(owners, kind="stable")
+    ends = np.cumsum(np.bincount(owners, minlength=len(near)))
+    cells = np.split(order, ends[:-1])
+    around = np.full((len(near), most), -1)
+    for point, neighbours in enumerate(near):
+        own = cells[point]
+        found = own[:: -(-len(own) // most)] if len(own) else own
+        for neighbour in neighbours[1:]:
+            if len(found) >= least:
+                break
+            found = np.concatenate([found, cells[neighbour]])
+        found = found[:most]
+        around[point, : len(found)] = found
+    return around
+
+
+def _greedy(gram: np.ndarray, to_rows: np.ndarray, k: int, jitter: float) -> np.ndarray:
+    """Positions (b, k) of the chosen among c points, from their kernels (b, c, c) and to t rows (b, c, t).
+
+    A pivoted Cholesky factorisation of the Gram matrix whose pivots are chosen by what they explain of the rows.
+    """
+    b, c, _ = gram.shape
+    each = np.arange(b)
+    left = np.full((b, c), 1 + jitter)  # variance of each point, given the chosen
+    factor = np.empty((k, b, c))
+    order = np.zeros((b, k), np.int64)
+    free = np.ones((b, c), bool)
+    for step in range(k):
+        if step:
+            gain = np.einsum("bct,bct->bc", to_rows, to_rows) / left
+            order[:, step] = np.where(free, gain, -1.0).argmax(axis=1)
+        pivot = order[:, step]
+        free[each, pivot] = False
+        root = np.sqrt(left[each, pivot])[:, None]
+        known = np.einsum("sbc,sb->bc", factor[:step], factor[:step, each, pivot])
+        column = (gram[each, :, pivot] - known) / root  # (b, c)
+        factor[step] = column
+        to_rows -= column[:, :, None] * (to_rows[each, pivot] / root)[:, None, :]
+        left = np.maximum(left - column**2, jitter)  # so much is left of any point, but for rounding
+    return order
+
+
+def _kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """exp(−½‖a − b‖²) of offsets (b, n, d) and (b, m, d) in length scales, from a point near to both."""
+    squares = [np.einsum("bnd,bnd->bn", offsets, offsets) for offsets in (a, b)]
+    gaps = squares[0][:, :, None] + squares[1][:, None, :] - 2 * (a @ b.transpose(0, 2, 1))
+    return np.exp(-np.maximum(gaps, 0) / 2)
 
 
 def neighbourhoods(points: np.ndarray, k: int) -> np.ndarray:
