@@ -4,7 +4,7 @@
 
 Images are turned about their centre (scipy, linear interpolation, black outside). Writes results/rotation.csv line
 by line, a line per data set, row, seed and angle, and draws results/rotation_<data>.png from all lines. A row whose
-angles are all there is not run again. The networks are those of classification.py.
+angles are all there is not run again. The networks and converted files are those of classification.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 from classification import arguments, chosen, matching, one_thread
-from peers import Row, in_batches
+from converted import Converted, predictor
+from peers import Predict, Row, in_batches
 from scipy.ndimage import rotate
 from training import Problem, problem
 
@@ -52,7 +53,7 @@ def complete(lines: Lines, name: str, row: Row, seed: int) -> bool:
 
 
 def curve(row: Row, task: Problem) -> list[dict[str, Any]]:
-    predict = row.fit(task).predict
+    predict = prepared(row, task)
     most = min(MOST_ALL_LAYERS if row.all_layers else MOST_ROWS, task.scale.test_rows)
     x, labels = task.data["x_test"][:most], task.data["y_test"][:most].astype(np.int64)
     found = []
@@ -66,6 +67,13 @@ def curve(row: Row, task: Problem) -> list[dict[str, Any]]:
         figures = {name: round(float(value), 5) for name, value in figures.items()}
         found.append({"angle": angle, "rows": most, **figures, **machine()})
     return found
+
+
+def prepared(row: Row, task: Problem) -> Predict:
+    """The method; a converted file that classification.py has left is used as it is."""
+    if isinstance(row, Converted) and row.path(task).exists():
+        return predictor(row.path(task))
+    return row.fit(task).predict
 
 
 def rotated(x: np.ndarray, angle: float) -> np.ndarray:
