@@ -22,6 +22,7 @@ import onnx
 
 from gapa_onnx import provenance
 from gapa_onnx.analyse import Plan, analyse, require_convertible
+from gapa_onnx.balance import balanced
 from gapa_onnx.budget import budget_record, within_budget
 from gapa_onnx.calibrate import Calibration, calibrate
 from gapa_onnx.complete import complete
@@ -100,6 +101,7 @@ def convert(
     else:
         choice = within_budget(plan, data, settings, budget, progress)
         settings, plan, calibration = choice.settings, choice.plan, choice.calibration
+    calibration = balanced(plan, calibration, data, settings, progress)
     emitted = emit(plan, calibration, rewrite(plan, calibration, settings), settings)
     if known and settings.scale == "loo":
         calibration = scaled_by_targets(emitted, calibration, data, known, settings, progress)

@@ -60,7 +60,7 @@ def left_out_by_scale(
     calibration: Calibration,
     data: DataSource,
     wanted: Sequence[str],
-    factors: Sequence[float],
+    factors: Sequence[float] | np.ndarray,
     *,
     among: np.ndarray | None = None,
     most: int = MOST_ROWS,
@@ -69,9 +69,11 @@ def left_out_by_scale(
 ) -> Iterator[tuple[np.ndarray, list[Batch]]]:
     """As `left_out`, with the tensors as they would be if τ of every site were multiplied by each factor.
 
+    Factors (f,) are the same for all sites, factors (f, sites) have one for each; 0 makes a site certain.
     What a site's variance would be, another share s would make of it with the τ that is there.
     """
-    fits = {f"{fit.site.prefix}/share": fit for fit in calibration.fits}
+    fits = {share_name(fit): fit for fit in calibration.fits}
+    by_site = np.reshape(factors, (len(factors), -1)) * np.ones(len(fits))  # (f, sites)
     sites = [(node, fits[node.output[0]]) for node in site_nodes(model)]
     queries = list(dict.fromkeys(node.input[0] for node, _ in sites))
     shares = [
@@ -86,8 +88,9 @@ def left_out_by_scale(
         at = dict(zip(queries, before.run(queries, batch)))
         found = {node.output[0]: _share(fit, at[node.input[0]]) for node, fit in sites}
         answers = []
-        for factor in factors:
-            moved = {name: _scaled(fits[name], share, factor) for name, share in found.items()}
+        for row in by_site:
+            factor = dict(zip(fits, row))
+            moved = {name: _scaled(fits[name], share, factor[name]) for name, share in found.items()}
             fed = {**batch, **moved}
             fed = {name: array for name, array in fed.items() if name in read}
             answers.append(dict(zip(wanted, behind.run(list(wanted), fed))))
@@ -102,6 +105,11 @@ def _scaled(fit: SiteFit, share: np.ndarray, factor: float) -> np.ndarray:
         return share
     other = replace(fit, scale=fit.scale * factor)
     return fit.share_for(other.own_share(share.astype(np.float64))).astype(np.float32)
+
+
+def share_name(fit: SiteFit) -> str:
+    """The tensor of a converted model that holds s of a site."""
+    return f"{fit.site.prefix}/share"
 
 
 def site_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:

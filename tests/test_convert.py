@@ -85,12 +85,11 @@ def test_scale_makes_the_median_share_the_target():
 
 
 def levelled(fit, s: np.ndarray) -> np.ndarray:
-    """For outputs that are values the ceiling is 1: τ s up to τ = 1, beyond that the odds of s times τ."""
-    assert fit.ceiling == 1
-    if fit.scale <= 1:
+    """τ s up to the ceiling τ = A, beyond that A times the share whose odds are those of s times τ/A."""
+    if fit.scale <= fit.ceiling:
         return fit.scale * s
-    odds = fit.scale * s / np.maximum(1 - s, 1e-300)
-    return odds / (1 + odds)
+    odds = fit.scale / fit.ceiling * s / np.maximum(1 - s, 1e-300)
+    return fit.ceiling * odds / (1 + odds)
 
 
 def test_variance_of_two_stacked_sites_adds_up():
@@ -130,7 +129,7 @@ def test_queries_of_a_feature_map(layout):
     model = parse(text, kernel=kernel, head=head)
     conversion = gapa_onnx.convert(model, {"x": rows}, sites=f"h:{layout}", m=30, k=6, solver="exact")
     (fit,) = conversion.calibration.fits
-    assert fit.site.layout == layout
+    assert fit.site.layout == layout and fit.ceiling == 1
     x = rng.standard_normal((7, 2, 5, 5)).astype(np.float32)
     (y_var,) = run(conversion.model, ["y_var"], x=x)
 

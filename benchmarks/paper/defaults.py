@@ -283,7 +283,7 @@ All subsets of the four hidden layers of a tanh network (4 x 100, random points)
 one the variance is a single number per row, so that one site there is the cheapest. No placement wins everywhere, and for
 this deeper network the last layer alone is far from the best: what it no longer tells apart cannot be strange there.
 *Added* sites keep their own τ, and the last one outweighs the others. *Balanced* gives each site the same median
-variance of the logits on left-out rows, which is the sounder way to use several; the tool does not do so yet.""",
+variance of the logits on left-out rows, and all together that of the last; the tool does so wherever there are several.""",
         ("sites", "layers"),
     ),
     Section(
