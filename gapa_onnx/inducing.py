@@ -7,21 +7,25 @@ one thread, or is made again in float64 where float32 rounding could have change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import faiss
 import numpy as np
 
 from .errors import UserError
+from .op.assignment import blocks, groups, nearest
 
 METHODS = ("kmeans", "fps", "random", "all")
 
 _TRAINING_ROWS = 256  # per centroid: more move a mean by less than 1/16 of its cluster's spread
+_PART_ROWS = 64  # per centroid: where there are more, so many come first, and all of them to finish
 _ITERATIONS = 25
 _CONVERGED = 1e-3  # relative gain in inertia below which Lloyd's iteration stops; 1e-4 takes twice as long
-_SEEDING_VALUES = 2e10  # values read while seeding, about 8 s; what is asked for is cut down to it
-_SEEDING_SHARE = 0.3  # of the progress shown
-_BLOCK_VALUES = 1 << 20
+_SEEDING_VALUES = (
+    2e10  # values to compare while seeding, at most about 8 s; what is asked for is cut down to it
+)
+_SEEDING_SHARE, _PART_SHARE = 0.3, 0.5  # of the progress shown: up to the end of each
+_WIDE = 32  # so wide a row is worth asking first whether a new seed can be nearer to it than the old ones
 
 Progress = Callable[[float], None]
 
@@ -60,12 +64,9 @@ def select(
 
 def cluster_sizes(rows: np.ndarray, points: np.ndarray) -> np.ndarray:
     """How many rows (m, d) are nearest to each point (k, d) -> (k,)."""
-    mean = rows.mean(axis=0, dtype=np.float64)  # float32 loses digits to an offset
-    sizes = np.zeros(len(points), np.int64)
-    for part in _blocks(len(rows), rows.shape[1]):
-        owner = _nearest((rows[part] - mean).astype(np.float32), (points - mean).astype(np.float32))
-        sizes += np.bincount(owner, minlength=len(points))
-    return sizes
+    mean, scale = _centre(rows)
+    owner = nearest(_normalised(rows, mean, scale), _normalised(points, mean, scale))
+    return np.bincount(owner, minlength=len(points))
 
 
 def distinct_rows(rows: np.ndarray) -> np.ndarray:
@@ -76,7 +77,7 @@ def distinct_rows(rows: np.ndarray) -> np.ndarray:
     hashes = np.empty(len(rows), np.uint64)
     weights = np.random.default_rng(0).integers(0, 2**63, rows.shape[1], np.uint64)
     weights = weights * np.uint64(2) + np.uint64(1)  # odd: no factor 2 that would drop bits
-    for part in _blocks(len(rows), rows.shape[1]):
+    for part in blocks(len(rows), rows.shape[1]):
         bits = (rows[part] + np.float32(0)).view(np.uint32)  # -0 + 0 is +0
         hashes[part] = (bits * weights).sum(axis=1, dtype=np.uint64)  # modulo 2⁶⁴
     _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
@@ -85,7 +86,7 @@ def distinct_rows(rows: np.ndarray) -> np.ndarray:
     earliest = first[group]
     suspects = np.flatnonzero(earliest != np.arange(len(rows)))
     repeated = np.zeros(len(rows), bool)
-    for part in _blocks(len(suspects), rows.shape[1]):
+    for part in blocks(len(suspects), rows.shape[1]):
         repeated[suspects[part]] = (rows[suspects[part]] == rows[earliest[suspects[part]]]).all(axis=1)
     return np.flatnonzero(~repeated)
 
@@ -99,17 +100,17 @@ def _farthest_first(rows: np.ndarray, count: int, report: Progress) -> np.ndarra
     rows = rows * np.float32(_scale(max(rows.max(), -rows.min())))
     mean = rows.mean(axis=0, dtype=np.float64)
     to_mean = np.empty(len(rows))
-    for part in _blocks(len(rows), rows.shape[1]):
+    for part in blocks(len(rows), rows.shape[1]):
         to_mean[part] = ((rows[part] - mean) ** 2).sum(axis=1)
     chosen = [int(to_mean.argmin())]
-    nearest = _squared_distances(rows, chosen[0])  # to the chosen rows, (m,)
-    fresh = np.empty_like(nearest)
+    gaps = _squared_distances(rows, rows[chosen[0]])  # to the chosen rows, (m,)
+    fresh = np.empty_like(gaps)
     while len(chosen) < count:
-        farthest = int(nearest.argmax())
-        if nearest[farthest] == 0:  # what is left differs by less than float32 can square
+        farthest = int(gaps.argmax())
+        if gaps[farthest] == 0:  # what is left differs by less than float32 can square
             break
         chosen.append(farthest)
-        np.minimum(nearest, _squared_distances(rows, farthest, fresh), out=nearest)
+        np.minimum(gaps, _squared_distances(rows, rows[farthest], fresh), out=gaps)
         report(len(chosen) / count)
     return np.array(chosen)
 
@@ -120,21 +121,22 @@ def _kmeans(
     """Centroids (≤ count, d) of Lloyd's algorithm from a k-means++ start.
 
     It works on rows that are centred and scaled to about 1, since float32 loses digits to an offset. Seeds
-    come from distinct rows, so that there are enough of them; training rows keep their multiplicity.
+    come from distinct rows, so that there are enough of them; training rows keep their multiplicity. Where
+    these are many, a part of them brings the centroids near to where they stay, and all of them finish.
     """
-    mean = rows.mean(axis=0, dtype=np.float64)
-    scale = _scale(max((rows.max(axis=0) - mean).max(), (mean - rows.min(axis=0)).max()))
-
-    def normalised(indices: np.ndarray) -> np.ndarray:
-        result = np.empty((len(indices), rows.shape[1]), np.float32)
-        for part in _blocks(len(indices), rows.shape[1]):
-            result[part] = (rows[indices[part]] - mean) * scale
-        return result
-
+    mean, scale = _centre(rows)
     candidates, trials = _seeding_effort(len(distinct), rows.shape[1], count)
-    seeds = _seeds(normalised(_sample(distinct, candidates, generator)), count, trials, generator, report)
-    training = normalised(_sample(np.arange(len(rows)), _TRAINING_ROWS * count, generator))
-    return (_lloyd(training, seeds, report) / scale + mean).astype(np.float32)
+    candidates = _normalised(rows, mean, scale, _sample(distinct, candidates, generator))
+    done = _SEEDING_SHARE
+    centroids = _seeds(candidates, count, trials, generator, _between(report, 0, done))
+    training = _normalised(
+        rows, mean, scale, _sample(np.arange(len(rows)), _TRAINING_ROWS * count, generator)
+    )
+    if len(training) > _PART_ROWS * count:
+        part = training[_sample(np.arange(len(training)), _PART_ROWS * count, generator)]
+        centroids = _lloyd(part, centroids, _between(report, done, _PART_SHARE))
+        done = _PART_SHARE
+    return (_lloyd(training, centroids, _between(report, done, 1)) / scale + mean).astype(np.float32)
 
 
 def _seeding_effort(m: int, d: int, count: int) -> tuple[int, int]:
@@ -164,36 +166,55 @@ def _seeds(
     Of `trials` draws the one that lowers the inertia most is taken: with well-separated clusters a single
     draw often puts two seeds into one of them, which Lloyd's iteration does not undo.
     """
-    chosen = [int(generator.integers(len(rows)))]
-    nearest = _squared_distances(rows, chosen[0])  # to the chosen rows, (m,)
-    fresh = [np.empty_like(nearest) for _ in range(trials)]
-    while len(chosen) < count:
-        mass = np.cumsum(nearest, dtype=np.float64)
+    seeds = np.empty((count, rows.shape[1]), np.float32)
+    seeds[0] = rows[generator.integers(len(rows))]
+    squares = _squared_distances(rows, seeds[0])  # to the nearest seed, (m,)
+    owner = np.zeros(len(rows), np.intp)  # which seed that is
+    for found in range(1, count):
+        mass = np.cumsum(squares.astype(np.float64))
         if mass[-1] == 0:  # what is left differs by less than float32 can square
-            break
+            return seeds[:found]
         drawn = np.searchsorted(mass, generator.random(trials) * mass[-1], side="right")
-        for distances, row in zip(fresh, drawn):
-            np.minimum(nearest, _squared_distances(rows, row, distances), out=distances)
-        best = int(np.argmin([distances.sum(dtype=np.float64) for distances in fresh]))
-        chosen.append(int(drawn[best]))
-        nearest, fresh[best] = fresh[best], nearest
-        report(_SEEDING_SHARE * len(chosen) / count)
-    return rows[chosen]
+        lowered = [_lowered(squares, owner, rows, seeds[:found], row) for row in rows[drawn]]
+        best = int(np.argmin([each.sum(dtype=np.float64) for each in lowered]))
+        owner[lowered[best] < squares] = found
+        squares, seeds[found] = lowered[best], rows[drawn[best]]
+        report((found + 1) / count)
+    return seeds
 
 
-def _lloyd(rows: np.ndarray, seeds: np.ndarray, report: Progress) -> np.ndarray:
-    """Alternate assignment and means, from seeds (k, d) -> (k, d). An empty cluster keeps its place."""
-    centroids = seeds.astype(np.float64)
+def _lowered(
+    squares: np.ndarray, owner: np.ndarray, rows: np.ndarray, seeds: np.ndarray, new: np.ndarray
+) -> np.ndarray:
+    """The squared distances (m,) of rows to the nearest seed once there is a new one, to the bit.
+
+    It is not nearer to a row than the seed that owns the row if it is twice as far from that seed as the row is.
+    """
+    d = rows.shape[1]
+    if d < _WIDE:
+        return np.minimum(squares, _squared_distances(rows, new))
+    twice = 4 * (1 + 4 * (d + 4) * np.finfo(np.float32).eps)  # squared, and more than any rounding
+    open_to_it = np.flatnonzero(_squared_distances(seeds, new)[owner] < np.float32(twice) * squares)
+    fresh = np.empty(len(open_to_it), np.float32)
+    faiss.fvec_L2sqr_by_idx(*map(faiss.swig_ptr, (fresh, new, rows, open_to_it)), d, 1, len(fresh))
+    lowered = squares.copy()
+    lowered[open_to_it] = np.minimum(squares[open_to_it], fresh)
+    return lowered
+
+
+def _lloyd(rows: np.ndarray, centroids: np.ndarray, report: Progress) -> np.ndarray:
+    """Alternate assignment and means, from centroids (k, d) -> (k, d). An empty cluster keeps its place."""
+    centroids = centroids.astype(np.float64)
     total = np.einsum("ij,ij->", rows, rows, dtype=np.float64)
-    previous = np.inf
+    previous, owner = np.inf, None
     for iteration in range(_ITERATIONS):
-        owner = _nearest(rows, centroids.astype(np.float32))
+        owner = nearest(rows, centroids.astype(np.float32), owner)
         sums, sizes = _cluster_sums(rows, owner, len(centroids))
         used = sizes > 0
         centroids[used] = sums[used] / sizes[used, None]
         # Σ‖x − c‖² = Σ‖x‖² − Σ n_c ‖c‖² once each c is the mean of its cluster
         inertia = total - (sums[used] * centroids[used]).sum()
-        report(_SEEDING_SHARE + (1 - _SEEDING_SHARE) * (iteration + 1) / _ITERATIONS)
+        report((iteration + 1) / _ITERATIONS)
         if inertia >= (1 - _CONVERGED) * previous:
             break
         previous = inertia
@@ -202,57 +223,40 @@ def _lloyd(rows: np.ndarray, seeds: np.ndarray, report: Progress) -> np.ndarray:
 
 def _cluster_sums(rows: np.ndarray, owner: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Sum (k, d) and size (k,) of each cluster, added in row order in float64."""
-    sums = np.empty((k, rows.shape[1]))
-    for start in range(0, rows.shape[1], 16):  # some columns at a time: contiguous, and still in the cache
-        for column, values in enumerate(np.ascontiguousarray(rows[:, start : start + 16].T), start):
-            sums[:, column] = np.bincount(owner, weights=values, minlength=k)
-    return sums, np.bincount(owner, minlength=k)
+    clusters = groups(owner, k)
+    sums = np.stack([rows[members].sum(axis=0, dtype=np.float64) for members in clusters])
+    return sums, np.array([len(members) for members in clusters])
 
 
-def _nearest(rows: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """The nearest centroid of each row -> (m,): in float32, and in float64 where float32 cannot tell."""
-    owner = np.empty(len(rows), np.int64)
-    exact = centroids.astype(np.float64)
-    for part in _blocks(len(rows), len(centroids)):
-        block = rows[part]
-        nearest, unsure = _nearest_within_rounding(block, centroids)
-        if unsure.any():
-            nearest[unsure] = _nearest_within_rounding(block[unsure].astype(np.float64), exact)[0]
-        owner[part] = nearest
-    return owner
+def _centre(rows: np.ndarray) -> tuple[np.ndarray, float]:
+    """Mean (d,) and scale by which rows are brought to about 1: float32 loses digits to an offset."""
+    mean = rows.mean(axis=0, dtype=np.float64)
+    return mean, _scale(max((rows.max(axis=0) - mean).max(), (mean - rows.min(axis=0)).max()))
 
 
-def _nearest_within_rounding(rows: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first centroid that may be the nearest, and whether another may be too.
-
-    The nearest has the largest x·c − ½‖c‖². In any order of summation its rounding error is at most
-    (d + 4) u (‖x‖ + ‖c‖) ‖c‖ with the unit roundoff u.
-    """
-    half = np.einsum("ij,ij->i", centroids, centroids) / 2
-    longest = np.sqrt(2 * half.max())
-    error = np.sqrt(np.einsum("ij,ij->i", rows, rows)) + longest  # (b,)
-    error *= longest * (rows.shape[1] + 4) * np.finfo(rows.dtype).eps / 2
-    score = rows @ centroids.T  # (b, k)
-    score -= half
-    possible = score >= (score.max(axis=1) - 2 * error)[:, None]
-    return possible.argmax(axis=1), np.count_nonzero(possible, axis=1) > 1
+def _normalised(
+    rows: np.ndarray, mean: np.ndarray, scale: float, chosen: np.ndarray | None = None
+) -> np.ndarray:
+    """(rows − mean) · scale of the chosen rows (b,) or of all, computed in float64."""
+    chosen = np.arange(len(rows)) if chosen is None else chosen
+    result = np.empty((len(chosen), rows.shape[1]), np.float32)
+    for part in blocks(len(chosen), rows.shape[1]):
+        result[part] = (rows[chosen[part]] - mean) * scale
+    return result
 
 
-def _squared_distances(rows: np.ndarray, row: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Squared distances of all rows to one of them, (m,): differences first, in one thread."""
+def _between(report: Progress, start: float, end: float) -> Progress:
+    """Progress of a part that takes all from `start` to `end`."""
+    return lambda done: report(start + (end - start) * done)
+
+
+def _squared_distances(rows: np.ndarray, to: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Squared distances of all rows (m, d) to one (d,) -> (m,): differences first, in one thread."""
     out = np.empty(len(rows), np.float32) if out is None else out
-    faiss.fvec_L2sqr_ny(
-        faiss.swig_ptr(out), faiss.swig_ptr(rows[row]), faiss.swig_ptr(rows), rows.shape[1], len(rows)
-    )
+    faiss.fvec_L2sqr_ny(*map(faiss.swig_ptr, (out, to, rows)), rows.shape[1], len(rows))
     return out
 
 
 def _scale(largest: float) -> float:
     """The power of two that brings `largest` to about 1, so that no square overflows; exact to apply."""
     return 2.0 ** -float(np.clip(np.frexp(largest)[1], -126, 126))
-
-
-def _blocks(length: int, width: int) -> Iterator[slice]:
-    """Slices that cover `length` rows of `width` values, a bounded number of values at a time."""
-    step = max(1, _BLOCK_VALUES // max(1, width))
-    return (slice(start, start + step) for start in range(0, length, step))

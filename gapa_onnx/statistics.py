@@ -278,8 +278,8 @@ def leave_one_out_share(
             found = np.take_along_axis(present, first, axis=1)  # (b, 1)
             members = np.where(found, neighbourhoods[nearest, :k], -1)
             offsets, present, order = _without_itself(part, twin, points, members, own, sizes)
-        offsets = np.take_along_axis(offsets, order[:, :k, None], axis=1)
-        present = np.take_along_axis(present, order[:, :k], axis=1)
+        kept = np.arange(len(part))[:, None], order[:, :k]
+        offsets, present = offsets[kept], present[kept]
         shares[start : start + step] = _share(offsets / length_scale, present, jitter)
     return shares
 

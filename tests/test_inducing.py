@@ -14,6 +14,7 @@ from sklearn.cluster import KMeans
 from gapa_onnx import inducing
 from gapa_onnx.errors import UserError
 from gapa_onnx.inducing import METHODS, cluster_sizes, select
+from gapa_onnx.op import assignment
 
 
 def blobs(seed, m, d, centres, spread):
@@ -222,13 +223,13 @@ def test_assignment_is_exact_where_float32_products_are_not():
     squares = ((rows[:, None].astype(np.float64) - centroids) ** 2).sum(axis=2)
     plain = (rows @ centroids.T - (centroids**2).sum(axis=1) / 2).argmax(axis=1)
     assert (plain != squares.argmin(axis=1)).mean() > 0.01
-    np.testing.assert_array_equal(inducing._nearest(rows, centroids), squares.argmin(axis=1))
+    np.testing.assert_array_equal(assignment.nearest(rows, centroids), squares.argmin(axis=1))
 
 
 def test_assignment_of_equal_distances_goes_to_the_first():
     centroids = np.array([[1, 0], [-1, 0], [0, 1], [0, 1]], np.float32)
     rows = np.array([[0, 0], [-1, 1], [-2, 0], [0, 2]], np.float32)
-    np.testing.assert_array_equal(inducing._nearest(rows, centroids), [0, 1, 1, 2])
+    np.testing.assert_array_equal(assignment.nearest(rows, centroids), [0, 1, 1, 2])
 
 
 _DIGEST = """
@@ -261,3 +262,68 @@ def test_cluster_sizes_count_the_nearest_rows():
     points = select("kmeans", rows, 9)
     nearest = ((rows[:, None].astype(float) - points) ** 2).sum(axis=2).argmin(axis=1)
     np.testing.assert_array_equal(cluster_sizes(rows, points), np.bincount(nearest, minlength=len(points)))
+
+
+# ---- what is left out changes nothing
+
+
+@pytest.mark.parametrize("d", [8, 40, 64])
+def test_seeds_are_those_of_comparing_every_row(d):
+    """Draws and choices of a plain loop over all rows, to the bit: rows that are left out could not have changed."""
+    rows = blobs(13, 1500, d, 12, 6) / np.float32(64)
+    generator = np.random.default_rng(14)
+    seeds = [int(generator.integers(len(rows)))]
+    squares = inducing._squared_distances(rows, rows[seeds[0]])
+    while len(seeds) < 60:
+        mass = np.cumsum(squares, dtype=np.float64)
+        drawn = np.searchsorted(mass, generator.random(3) * mass[-1], side="right")
+        lowered = [np.minimum(squares, inducing._squared_distances(rows, rows[row])) for row in drawn]
+        best = int(np.argmin([each.sum(dtype=np.float64) for each in lowered]))
+        squares = lowered[best]
+        seeds.append(int(drawn[best]))
+    found = inducing._seeds(rows, 60, 3, np.random.default_rng(14), lambda done: None)
+    np.testing.assert_array_equal(found, rows[seeds])
+
+
+def test_most_rows_are_not_asked_about_a_seed_in_another_cluster(monkeypatch):
+    asked = []
+    whole = inducing.faiss.fvec_L2sqr_by_idx
+    monkeypatch.setattr(
+        inducing.faiss, "fvec_L2sqr_by_idx", lambda *given: asked.append(given[-1]) or whole(*given)
+    )
+    inducing._seeds(blobs(15, 2000, 40, 10, 8), 100, 2, np.random.default_rng(0), lambda done: None)
+    assert np.mean(asked[40:]) < 0.2 * 2000  # once each of ten clusters has a seed, a tenth of the rows
+
+
+def test_cluster_sums_are_added_in_row_order():
+    rows, owner = blobs(16, 900, 7, 5, 3), np.random.default_rng(17).integers(0, 19, 900)
+    expected = np.zeros((20, 7))
+    for row, cluster in zip(rows, owner):
+        expected[cluster] += row
+    sums, sizes = inducing._cluster_sums(rows, owner, 20)
+    np.testing.assert_array_equal(sums, expected)
+    np.testing.assert_array_equal(sizes, np.bincount(owner, minlength=20))
+
+
+def test_training_on_a_part_first_costs_no_inertia(monkeypatch):
+    rows = blobs(18, 12_000, 10, 30, 2)
+    stages = []
+    lloyd = inducing._lloyd
+    monkeypatch.setattr(
+        inducing, "_lloyd", lambda part, *rest: stages.append(len(part)) or lloyd(part, *rest)
+    )
+    in_parts = [inertia(rows, select("kmeans", rows, 60, seed=seed)) for seed in range(5)]
+    monkeypatch.setattr(inducing, "_PART_ROWS", 10**6)
+    at_once = [inertia(rows, select("kmeans", rows, 60, seed=seed)) for seed in range(5)]
+    assert stages == [64 * 60, 12_000] * 5 + [12_000] * 5
+    # seeds differ by 0.5 to 1 percent among themselves, so the means of five by 0.3 to 0.6
+    assert np.mean(in_parts) < 1.01 * np.mean(at_once)
+
+
+def test_cluster_sizes_of_extreme_values():
+    rows = blobs(19, 500, 4, 20, 5)
+    points = select("kmeans", rows, 80)
+    for scale in (np.float32(2.0**100), np.float32(2.0**-100)):
+        np.testing.assert_array_equal(
+            cluster_sizes(rows * scale, points * scale), cluster_sizes(rows, points)
+        )

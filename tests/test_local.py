@@ -152,7 +152,7 @@ def test_telling_where_there_is_no_choice(monkeypatch):
     far = 1e4 * np.eye(9, dtype=np.float32)  # all kernels are 0: the nearest, as good as any
     np.testing.assert_array_equal(telling(far, far, 3, 1.0, 1e-6), neighbourhoods(far, 3))
     whole = telling(points, rows, 7, 1.0, 1e-6)
-    monkeypatch.setattr(neighbourhoods_module, "_BLOCK_VALUES", 400)
+    monkeypatch.setattr(neighbourhoods_module, "_CACHED", 400)
     np.testing.assert_array_equal(telling(points, rows, 7, 1.0, 1e-6), whole)
 
 

@@ -13,6 +13,9 @@ import numpy as np
 _CHUNK = 1 << 22
 """Float64 values in the largest temporary array (32 MB; a handful of them live at once)."""
 
+_CACHED = 1 << 17
+"""Float64 values of the offsets that shares are computed from at a time: 1 MB, what a cache holds."""
+
 
 def nearest(queries: np.ndarray, points: np.ndarray, k: int) -> np.ndarray:
     """Rows of the k nearest points of each query, sorted by (distance, row): ids (n, k) int64."""
@@ -72,7 +75,7 @@ def unexplained_share(
     (n, k), d = ids.shape, queries.shape[1]
     share = np.full(n, np.nan)
     finite = np.flatnonzero(np.isfinite(queries).all(axis=1))
-    step = max(1, _CHUNK // (k * max(d, k)))
+    step = max(1, _CACHED // (k * max(d, k)))
     for start in range(0, len(finite), step):
         rows = finite[start : start + step]
         share[rows] = _share(queries[rows], points, ids[rows], float(length_scale), float(jitter))
