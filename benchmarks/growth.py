@@ -28,7 +28,7 @@ GROWTH = {
 }
 KINDS = {"m": ("flat", "auto", "local"), **dict.fromkeys(("k", "d", "batch"), ("flat", "local"))}
 WIDTH_OF_M = 64  # a million points of width 200 would be 0.8 GB
-MOST = {"local": 100_000}  # points: beyond, building takes too long
+MOST = {"local": {"m": 100_000, "k": 200}}  # beyond, building takes too long
 
 
 def growth(path: Path, *, fresh: bool) -> None:
@@ -38,7 +38,8 @@ def growth(path: Path, *, fresh: bool) -> None:
         for kind, size in itertools.product(KINDS[varied], sizes):
             sizes_now = {**USUAL, varied: size} | ({"d": WIDTH_OF_M} if varied == "m" else {})
             key = (varied, kind, *sizes_now.values())
-            if results.has(*key) or kind not in ("auto", *SCHEMAS) or sizes_now["m"] > MOST.get(kind, 10**9):
+            too_many = any(sizes_now[name] > most for name, most in MOST.get(kind, {}).items())
+            if too_many or results.has(*key) or kind not in ("auto", *SCHEMAS):
                 continue
             try:
                 model, index = operator(kind, **{name: sizes_now[name] for name in "mkd"})

@@ -44,6 +44,7 @@ RESULTS = Path(__file__).parent / "results"
 DIM, NEIGHBOURS, POINTS, THREADS = 200, 50, 55_000, 2
 BLAS_CORE = "OPENBLAS_CORETYPE"
 COUNTED = "avx2"  # the instruction set that callgrind can count
+COUNTED_BATCH = 32  # rows; instructions per row differ little beyond a few, and each count takes a minute
 
 
 def main() -> int:
@@ -294,13 +295,14 @@ def operators(folder: Path, fresh: bool, quick: bool) -> None:
         wanted = [batch for batch in batches if not lines.has(operator.name, operator.rows, batch)]
         model = operator.make() if wanted else None
         for batch in wanted:
+            counted = batch == COUNTED_BATCH and not quick
             lines.add(
                 {
                     "operator": operator.name,
                     "rows": operator.rows,
                     "batch": batch,
                     **cpu_us(model, operator, batch, rounds=6 if quick else 30),
-                    "instructions": "" if quick else instructions(model, operator, batch),
+                    "instructions": instructions(model, operator, batch) if counted else "",
                     **machine(),
                 }
             )
@@ -344,7 +346,7 @@ def instructions(model: onnx.ModelProto, operator: Operator, batch: int) -> int 
         path, feeds = Path(folder) / "model.onnx", Path(folder) / "feeds.npz"
         onnx.save(model, path)
         np.savez(feeds, **operator.feeds(batch, 0))
-        few, more = 1, 1 + max(1, 64 // batch)
+        few, more = 1, 3
         counts = [count(path, feeds, runs, folder) for runs in (few, more)]
     return round((counts[1] - counts[0]) / ((more - few) * batch))
 

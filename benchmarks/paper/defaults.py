@@ -212,9 +212,8 @@ on τ at all. What τ decides is how far probabilities move: a larger target tel
 BALD, until known rows are blurred as well. How much blur is right depends on how overconfident the network is, which
 cannot be known without labels: an overconfident network gains by a larger target, an underconfident one loses.
 
-Where data are so dense that τ passes 100, the tool's variance levels off, c² τ s / (1 + (τ/100 − 1) s), which keeps the
-order of inputs. For values in place of classes it levels off at the prior variance c². The lines below were measured
-without that; most have a τ below 100, where it changes nothing.""",
+Where data are so dense that τ passes 100, the variance levels off, c² τ s / (1 + (τ/100 − 1) s), which keeps the order
+of inputs; for values in place of classes it does so at the prior variance c².""",
         ("", "target"),
     ),
     Section(
