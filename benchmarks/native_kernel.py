@@ -324,7 +324,7 @@ def cpu_us(model: onnx.ModelProto, operator: Operator, batch: int, rounds: int) 
 
 
 COUNT = """
-import sys, numpy, onnxruntime
+import os, subprocess, sys, numpy, onnxruntime
 model, library, feeds, runs = sys.argv[1:]
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1
@@ -332,6 +332,8 @@ options.register_custom_ops_library(library)
 session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 with numpy.load(feeds) as arrays:
     feed = dict(arrays)
+control = ["callgrind_control", "-i", "on", str(os.getpid())]  # so that only what follows is slow
+subprocess.run(control, check=True, stdout=subprocess.DEVNULL)
 for _ in range(int(runs)):
     session.run(None, feed)
 """
@@ -352,7 +354,8 @@ def instructions(model: onnx.ModelProto, operator: Operator, batch: int) -> int 
 
 
 def count(path: Path, feeds: Path, runs: int, folder: str) -> int:
-    call = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out", sys.executable, "-c", COUNT]
+    call = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out"]
+    call += [sys.executable, "-c", COUNT]
     environment = os.environ | {"GAPA_ONNX_ISA": COUNTED, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     done = subprocess.run(
         [*call, str(path), str(library_path()), str(feeds), str(runs)],

@@ -70,6 +70,7 @@ def _ranks(rows: list[Row], gal: list[str]) -> str:
     one_network = [method for method in ranking if method not in ENSEMBLES]
     places = {name: _place(rows, name, ranking) for name in gal}
     alone = {name: _place(rows, name, one_network) for name in gal}
+    beside = {one: {name: _place(rows, name, [*one_network, one]) for name in gal} for one in ENSEMBLES}
     parts = {name: _place(rows, name, [*ranking, PARTS[0]]) for name in gal}
     cqm = [name for name in gal if _mean(rows, name, OURS, "cqm") < _mean(rows, name, "MAP", "cqm")]
     not_below = [name for name in gal if name not in cqm]
@@ -80,8 +81,9 @@ def _ranks(rows: list[Row], gal: list[str]) -> str:
 
     return (
         f"**{OURS}** is best or second-best in NLL on {count(places)} of Gal's sets "
-        f"({', '.join(f'{name} {place}' for name, place in places.items())}); on {count(alone)} among methods that "
-        f"need one network only; on {count(parts)} if MAP with the same noise head counts as a peer. Its NLL is below "
+        f"({', '.join(f'{name} {place}' for name, place in places.items())}), where two kinds of ensembles take part; "
+        f"{', '.join(f'on {count(found)} beside *{one}* alone' for one, found in beside.items())}; on {count(alone)} "
+        f"among methods that need one network only; on {count(parts)} if MAP with the same noise head counts as a peer. Its NLL is below "
         f"MAP's on {len(nll)} of {len(gal)}, its CQM on {len(cqm)} of {len(gal)}"
         + (f" (not on {', '.join(not_below)})" if not_below else "")
         + ".\n"
