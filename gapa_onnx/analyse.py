@@ -92,9 +92,7 @@ def _heads(
             if settings.task != "auto":
                 raise
             reason = f"{head.reason}; but {error.message}, so there is only a variance"
-            yield replace(
-                head, task=Task.NONE, logits=head.output, link="identity", axis=None, reason=reason
-            )
+            yield replace(head, task=Task.NONE, logits=head.output, link="identity", axis=None, reason=reason)
 
 
 def require_convertible(plan: Plan, settings: Settings) -> None:

@@ -20,7 +20,7 @@ from gapa_onnx.op import index as index_module
 from gapa_onnx.op import neighbourhoods as neighbourhoods_module
 from gapa_onnx.op import reference
 from gapa_onnx.op.index import build_index
-from gapa_onnx.op.neighbourhoods import neighbourhoods, telling
+from gapa_onnx.op.neighbourhoods import Halves, neighbourhoods, telling
 from gapa_onnx.settings import Settings
 from gapa_onnx.statistics import leave_one_out_share
 
@@ -154,6 +154,45 @@ def test_telling_where_there_is_no_choice(monkeypatch):
     whole = telling(points, rows, 7, 1.0, 1e-6)
     monkeypatch.setattr(neighbourhoods_module, "_CACHED", 400)
     np.testing.assert_array_equal(telling(points, rows, 7, 1.0, 1e-6), whole)
+
+
+def test_halves_judge_by_rows_that_a_neighbourhood_was_not_chosen_for():
+    """A twentieth of new rows is beyond the 0.95 quantile of left-out ones. Judged by its own rows, many more are."""
+    rng = np.random.default_rng(23)
+    spread = rng.normal(size=(20, 40))  # so many directions that the choice among near points matters
+    rows, new = np.split((rng.normal(size=(14_000, 20)) @ spread).astype(np.float32), [6000])
+    points, k, length_scale, jitter = rows[:300], 15, 25.0, 1e-6
+    judged = rows[300:]
+    nearest = cdist(new, points).argmin(axis=1)
+    whole = telling(points, rows, k, length_scale, jitter)
+    told = reference.unexplained_share(new, points, whole[nearest], length_scale, jitter)
+
+    halves = Halves.of(points, rows, k, length_scale, jitter, seed=0)
+    shares = np.empty(len(judged))
+    for at, near in halves.without(judged):
+        shares[at] = leave_one_out_share(judged[at], points, k, length_scale, jitter, neighbourhoods=near)
+    by_itself = leave_one_out_share(judged, points, k, length_scale, jitter, neighbourhoods=whole)
+    error = np.sqrt(0.05 * 0.95 * (1 / len(judged) + 1 / len(new)))  # of the share of new rows beyond
+    beyond, flattered = ((told > np.quantile(each, 0.95)).mean() for each in (shares, by_itself))
+    assert 0.03 < beyond <= 0.05 + 3 * error < flattered
+
+
+def test_a_half_is_known_from_the_row_alone():
+    points, rows = clustered(80, 5, 24)
+    halves = Halves.of(points, rows, 4, 2.0, 1e-6, seed=3)
+    half = halves.half(rows)
+    assert set(half) == {0, 1} and 0.4 < half.mean() < 0.6
+    np.testing.assert_array_equal(halves.half(rows[::-1]), half[::-1])
+    nudged = np.nextafter(rows, np.float32(np.inf))  # other last bits, as another batch size may give
+    assert (halves.half(nudged) == half).mean() > 0.99
+    for one, chosen in enumerate(halves.chosen):
+        np.testing.assert_array_equal(chosen, telling(points, rows[half == one], 4, 2.0, 1e-6))
+    (first, for_first), (second, for_second) = halves.without(rows)
+    np.testing.assert_array_equal(np.sort([*first, *second]), np.arange(len(rows)))
+    assert (half[first] == 0).all() and for_first is halves.chosen[1] and for_second is halves.chosen[0]
+    alike = Halves.of(points[:1], np.ones((9, 5), np.float32), 1, 1.0, 1e-6, seed=0)  # no spread at all
+    assert len(set(alike.half(np.ones((9, 5), np.float32)))) == 1
+    assert np.isfinite(halves.half(np.full((1, 5), np.nan, np.float32))).all()
 
 
 # ------------------------------------------------------------------------- the index
@@ -416,12 +455,13 @@ def test_same_bytes_whatever_the_threads(tmp_path):
 
 def test_scale_comes_from_left_out_rows_of_the_same_operator(digits):
     (fit,) = digits.calibration.fits
-    near = fit.index.tensors["neighbourhoods"]
     rows = np.random.default_rng(14).normal(size=(50, fit.index.points.shape[1])).astype(np.float32)
-    expected = leave_one_out_share(
-        rows, fit.index.points, fit.k, fit.length_scale, fit.jitter, fit.sizes, near
-    )
-    np.testing.assert_array_equal(fit.leave_one_out(rows), expected)
+    found = fit.leave_one_out(rows)
+    for at, near in fit.halves.without(rows):
+        expected = leave_one_out_share(
+            rows[at], fit.index.points, fit.k, fit.length_scale, fit.jitter, fit.sizes, near
+        )
+        np.testing.assert_array_equal(found[at], expected)
     assert fit.scale == pytest.approx(0.05 / fit.share_quantiles["0.5"], rel=0.02)
 
 

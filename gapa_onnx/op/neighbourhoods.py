@@ -10,6 +10,8 @@ alone, whatever the number of threads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import faiss
 import numpy as np
 
@@ -23,6 +25,7 @@ _BLOCK_VALUES = 1 << 21  #: float64 values per working block: 16 MB
 _EPS = float(np.finfo(np.float32).eps)
 _CHOICE = 2.5  #: times k nearest points, of which `telling` chooses k
 _CACHED = 1 << 18  #: float64 values per working block of `telling`: 2 MB, what a cache holds
+_STRIPES = 1024  #: in a standard deviation of the data; rounding moves a row out of one in ten thousand
 _ROWS = (16, 32)  #: least and most rows around a point that it chooses them for
 
 
@@ -48,6 +51,44 @@ def telling(points: np.ndarray, rows: np.ndarray, k: int, length_scale: float, j
         order = _greedy(_kernel(offsets[0], offsets[0]), to_rows, k, jitter)
         chosen[part] = np.take_along_axis(near[part], order, axis=1)
     return chosen
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Neighbourhoods that were chosen without the rows that they are used for: `telling` from half of the data each.
+
+    Judged by rows that it was chosen for, a neighbourhood looks better than new rows will find it. A row's half
+    is the parity of a stripe across a random direction, so that it is known from the row alone, whatever its last
+    bits; stripes are far narrower than cells, and equal rows are in one half.
+    """
+
+    direction: np.ndarray  #: (d,)
+    stripe: float  #: width
+    chosen: tuple[np.ndarray, np.ndarray]  #: (M, k) each, from the rows of half 0 and of half 1
+
+    @classmethod
+    def of(
+        cls, points: np.ndarray, rows: np.ndarray, k: int, length_scale: float, jitter: float, seed: int
+    ) -> Halves:
+        direction = np.random.default_rng(seed).choice([-1.0, 1.0], rows.shape[1])
+        spread = float(np.std(_along(direction, rows)))
+        halves = cls(direction, spread / _STRIPES or 1.0, (points, points))
+        half = halves.half(rows)
+        chosen = (telling(points, rows[half == one], k, length_scale, jitter) for one in (0, 1))
+        return cls(direction, halves.stripe, tuple(chosen))
+
+    def half(self, rows: np.ndarray) -> np.ndarray:
+        """0 or 1 for each row (n, d)."""
+        return np.floor(np.nan_to_num(_along(self.direction, rows)) / self.stripe) % 2
+
+    def without(self, rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Positions of the rows (n, d) in two parts, each with the neighbourhoods from the other's half."""
+        half = self.half(rows)
+        return [(np.flatnonzero(half == one), self.chosen[1 - one]) for one in (0, 1)]
+
+
+def _along(direction: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return np.einsum("nd,d->n", rows, direction, dtype=np.float64)
 
 
 def _owners(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
