@@ -35,7 +35,9 @@ def test_ranks_and_means_on_the_page():
     import regression_page as page
 
     text = page.section(lines({page.OURS: 2.0, "Ensemble": 1.0, "MAP + noise head": 1.5, "MAP": 3.0}))
-    assert "NLL on 1 of 1 of Gal's sets (yacht 2); on 1 of 1 among methods that need one network" in text
+    assert "NLL on 1 of 1 of Gal's sets (yacht 2), where two kinds" in text
+    assert "on 1 of 1 beside *Ensemble* alone, on 1 of 1 beside *Gaussian ensemble* alone" in text
+    assert "on 1 of 1 among methods that need one network" in text
     assert "on 0 of 1 if MAP with the same noise head counts as a peer" in text
     assert "NLL is below MAP's on 1 of 1, its CQM on 1 of 1." in text
     assert "| GAPA + noise head | *2.500 ± 0.500* |" in text and "| Ensemble | **1.500 ± 0.500** |" in text

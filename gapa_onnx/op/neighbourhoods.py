@@ -10,7 +10,7 @@ alone, whatever the number of threads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import faiss
 import numpy as np
@@ -63,6 +63,7 @@ class Halves:
     """
 
     direction: np.ndarray  #: (d,)
+    centre: float  #: of the data along it, where a stripe begins: data that are moved or scaled have the same halves
     stripe: float  #: width
     chosen: tuple[np.ndarray, np.ndarray]  #: (M, k) each, from the rows of half 0 and of half 1
 
@@ -71,15 +72,15 @@ class Halves:
         cls, points: np.ndarray, rows: np.ndarray, k: int, length_scale: float, jitter: float, seed: int
     ) -> Halves:
         direction = np.random.default_rng(seed).choice([-1.0, 1.0], rows.shape[1])
-        spread = float(np.std(_along(direction, rows)))
-        halves = cls(direction, spread / _STRIPES or 1.0, (points, points))
+        along = _along(direction, rows)
+        halves = cls(direction, float(along.mean()), float(along.std()) / _STRIPES or 1.0, (points, points))
         half = halves.half(rows)
         chosen = (telling(points, rows[half == one], k, length_scale, jitter) for one in (0, 1))
-        return cls(direction, halves.stripe, tuple(chosen))
+        return replace(halves, chosen=tuple(chosen))
 
     def half(self, rows: np.ndarray) -> np.ndarray:
         """0 or 1 for each row (n, d)."""
-        return np.floor(np.nan_to_num(_along(self.direction, rows)) / self.stripe) % 2
+        return np.floor((np.nan_to_num(_along(self.direction, rows)) - self.centre) / self.stripe) % 2
 
     def without(self, rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """Positions of the rows (n, d) in two parts, each with the neighbourhoods from the other's half."""
