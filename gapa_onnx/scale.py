@@ -6,7 +6,7 @@ model's output, v_κ its variance when τ of every site is multiplied by κ, and
 
     loss(κ) = min over c of the mean of ½ ((y - μ)² / (v_κ + c) + log (v_κ + c))        every row left out
 
-and κ is the largest that costs at most 0.002 nats a row over the best: where the loss does not tell, the error bars
+and κ is the largest that costs at most 0.001 nats a row over the best: where the loss does not tell, the error bars
 of strange inputs stay wide.
 """
 
@@ -27,7 +27,7 @@ from gapa_onnx.settings import Settings
 from gapa_onnx.targets import known_rows, require_rows
 
 FACTORS = 10.0 ** np.arange(-6, 1.25, 0.25)  # candidates for κ
-TOLERANCE = 0.002  # nats a row and output
+TOLERANCE = 0.001  # nats a row and output
 
 
 def scaled_by_targets(
