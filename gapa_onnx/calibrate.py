@@ -32,7 +32,7 @@ from gapa_onnx.inference import row_count
 from gapa_onnx.load import SourceModel
 from gapa_onnx.op.approximation import rounding_error, share_error
 from gapa_onnx.op.index import Index, build_index
-from gapa_onnx.op.neighbourhoods import Halves, telling
+from gapa_onnx.op.neighbourhoods import choose
 from gapa_onnx.op.storage import Storage, fit_storage
 from gapa_onnx.qdq import reading_graph
 from gapa_onnx.runtime import first_line, open_session
@@ -59,7 +59,6 @@ class SiteFit:
 
     site: Site
     index: Index = field(repr=False)
-    halves: Halves | None = field(repr=False)  #: neighbourhoods for rows that are left out, of a local index
     k: int
     length_scale: float
     jitter: float
@@ -93,7 +92,6 @@ class SiteFit:
         """s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
         return _leave_one_out(
             self.index,
-            self.halves,
             self.storage,
             queries,
             self.k,
@@ -323,14 +321,10 @@ def _fit(collector: _Collector, settings: Settings, collected: Collected) -> Sit
     index = _build_index(points, rows, held_out, length_scale, settings)
     sizes = inducing.cluster_sizes(rows, index.points) if settings.inducing == "kmeans" else None
     kernel = {"length_scale": length_scale, "jitter": settings.jitter, "k": settings.k}
-    halves = Halves.of(index.points, rows, **kernel, seed=settings.seed) if index.kind == "local" else None
-    shares = _leave_one_out(
-        index, halves, storage, held_out, settings.k, length_scale, settings.jitter, sizes
-    )
+    shares = _leave_one_out(index, storage, held_out, settings.k, length_scale, settings.jitter, sizes)
     return SiteFit(
         site=site,
         index=index,
-        halves=halves,
         k=settings.k,
         length_scale=length_scale,
         jitter=settings.jitter,
@@ -368,13 +362,12 @@ def _build_index(
         held_out=held_out,
         seed=settings.seed,
         search=settings.index,
-        groups=lambda listed, k: telling(listed, rows, k, length_scale, settings.jitter),
+        groups=lambda listed, k: choose(listed, rows, k, length_scale, settings.jitter, settings.seed),
     )
 
 
 def _leave_one_out(
     index: Index,
-    halves: Halves | None,
     storage: Storage,
     rows: np.ndarray,
     k: int,
@@ -384,16 +377,10 @@ def _leave_one_out(
     search: statistics.NearestSearch | None = None,
 ) -> np.ndarray:
     """The operator's s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
-    search = search or statistics.NearestSearch(index.points)
-    parts = [(np.arange(len(rows)), None)] if halves is None else halves.without(rows)
-    shares = np.empty(len(rows))
-    for at, near in parts:
-        part = rows[at]
-        twins = None if storage.format == "float32" else storage.rounded(part)
-        shares[at] = statistics.leave_one_out_share(
-            part, index.points, k, length_scale, jitter, sizes, near, twins, search
-        )
-    return shares
+    twins = None if storage.format == "float32" else storage.rounded(rows)
+    return statistics.leave_one_out_share(
+        rows, index.points, k, length_scale, jitter, sizes, index.groups, twins, search
+    )
 
 
 def _require_rows(collector: _Collector, settings: Settings) -> None:

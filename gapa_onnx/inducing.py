@@ -21,9 +21,7 @@ _TRAINING_ROWS = 256  # per centroid: more move a mean by less than 1/16 of its 
 _PART_ROWS = 64  # per centroid: where there are more, so many come first, and all of them to finish
 _ITERATIONS = 25
 _CONVERGED = 1e-3  # relative gain in inertia below which Lloyd's iteration stops; 1e-4 takes twice as long
-_SEEDING_VALUES = (
-    2e10  # values to compare while seeding, at most about 8 s; what is asked for is cut down to it
-)
+_SEEDING_VALUES = 2e10  # compared while seeding, at most about 8 s; what is asked for is cut down to it
 _SEEDING_SHARE, _PART_SHARE = 0.3, 0.5  # of the progress shown: up to the end of each
 _WIDE = 32  # so wide a row is worth asking first whether a new seed can be nearer to it than the old ones
 

@@ -13,6 +13,7 @@ import faiss
 import numpy as np
 
 from .errors import UserError
+from .op.neighbourhoods import Chosen
 
 QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995, 0.999)
 
@@ -244,7 +245,7 @@ def leave_one_out_share(
     length_scale: float,
     jitter: float,
     sizes: np.ndarray | None = None,
-    neighbourhoods: np.ndarray | None = None,
+    neighbourhoods: np.ndarray | Chosen | None = None,
     twins: np.ndarray | None = None,
     search: NearestSearch | None = None,
 ) -> np.ndarray:
@@ -258,8 +259,8 @@ def leave_one_out_share(
 
     for the row's own cluster, which is the nearest. Of what there is then the k nearest are used, or all if
     there are fewer; equal distances are ordered by index. With `neighbourhoods` (M, ≥ k) only the nearest
-    is searched, and the first k of its neighbourhood are used, less what is left out. `search` is for callers
-    that come with many small batches.
+    is searched, and the first k of its neighbourhood are used, less what is left out; of `Chosen` ones that from
+    the half of the data that the row is not in. `search` is for callers that come with many small batches.
     """
     q, d = rows.shape
     wanted = min(len(points), (k if neighbourhoods is None else 1) + 1 + _SPARE_CANDIDATES)
@@ -276,7 +277,9 @@ def leave_one_out_share(
             first = order[:, :1]
             nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
             found = np.take_along_axis(present, first, axis=1)  # (b, 1)
-            members = np.where(found, neighbourhoods[nearest, :k], -1)
+            whole = isinstance(neighbourhoods, np.ndarray)
+            group = neighbourhoods[nearest] if whole else neighbourhoods.without(part, nearest)
+            members = np.where(found, group[:, :k], -1)
             offsets, present, order = _without_itself(part, twin, points, members, own, sizes)
         kept = np.arange(len(part))[:, None], order[:, :k]
         offsets, present = offsets[kept], present[kept]

@@ -34,7 +34,7 @@ from gapa_onnx.evaluation import metrics
 from gapa_onnx.heads import reference
 from gapa_onnx.heads.points import Points, latin
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
-from gapa_onnx.op.neighbourhoods import Halves, neighbourhoods, telling
+from gapa_onnx.op.neighbourhoods import choose, neighbourhoods
 
 OTHER = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
 CLASSES = 10
@@ -221,21 +221,18 @@ def _shares(subject: Subject, number: int, reading: Reading) -> Shares:
     length_scale = reading.multiple * (subject.input_median if reading.of == "input" else site.median)
     points = _points(subject, number, reading.metric, reading.inducing, reading.m, reading.seed)
     k = min(reading.k, len(points))
-    near, halves = None, None
+    near, table = None, None
     if reading.solver == "nearest":
-        near = neighbourhoods(points, k)
+        near = table = neighbourhoods(points, k)
     elif reading.solver == "cached":
-        near = telling(points, site.rows, k, length_scale, reading.jitter)
-        halves = Halves.of(points, site.rows, k, length_scale, reading.jitter, reading.seed)
-    session = _operator(points, near, k, length_scale, reading.jitter)
+        near = choose(points, site.rows, k, length_scale, reading.jitter, reading.seed)
+        table = near.whole
+    session = _operator(points, table, k, length_scale, reading.jitter)
     answers = [session.run(["s"], {"query": part})[0][:, 0] for part in (site.known, site.strange)]
     sizes = inducing.cluster_sizes(site.rows, points) if reading.inducing == "kmeans" else None
-    left_out = np.empty(len(site.left_out))
-    whole = [(np.arange(len(left_out)), near)]
-    for at, table in halves.without(site.left_out) if halves else whole:
-        left_out[at] = statistics.leave_one_out_share(
-            site.left_out[at], points, k, length_scale, reading.jitter, sizes, table
-        )
+    left_out = statistics.leave_one_out_share(
+        site.left_out, points, k, length_scale, reading.jitter, sizes, near
+    )
     return Shares(*(answer.astype(np.float64) for answer in answers), left_out)
 
 

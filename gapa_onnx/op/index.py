@@ -18,10 +18,10 @@ import numpy as np
 
 from gapa_onnx.errors import UserError
 from gapa_onnx.op import reference
-from gapa_onnx.op.neighbourhoods import neighbourhoods
+from gapa_onnx.op.neighbourhoods import Chosen, neighbourhoods
 
-Groups = Callable[[np.ndarray, int], np.ndarray]
-"""Points (M, d) and k -> (M, k): whose k points stand for a query whose nearest is that point."""
+Groups = Callable[[np.ndarray, int], np.ndarray | Chosen]
+"""Points (M, d) and k -> (M, k): the points that stand for a query whose nearest is that point."""
 
 KINDS = ("flat", "ivf", "ivfpq", "hnsw", "local")
 
@@ -57,6 +57,7 @@ class Index:
     points: np.ndarray  #: (M, d) float32, in the row order of the operator; decoded for ivfpq
     recall: float | None  #: share of the exact k nearest points (local: of the nearest) that the search finds
     settings: dict[str, int | float]  #: what was chosen, for the provenance record
+    groups: np.ndarray | Chosen | None = None  #: of a local index, the neighbourhoods as they were chosen
 
 
 def build_index(
@@ -335,10 +336,11 @@ def _build_local(
             )
     lists, nprobe, recall = found or (_one_list(points), 1, 1.0)
     with one_thread():
-        group = groups(lists.points, k)
-    tensors = {"points": lists.points, "neighbourhoods": group, **lists.tensors(nprobe)}
+        chosen = groups(lists.points, k)
+    table = chosen.whole if isinstance(chosen, Chosen) else chosen
+    tensors = {"points": lists.points, "neighbourhoods": table, **lists.tensors(nprobe)}
     settings = {"lists": len(lists.centroids), "nprobe": nprobe}
-    return Index("local", tensors, lists.points, recall, settings)
+    return Index("local", tensors, lists.points, recall, settings, chosen)
 
 
 def _nearest_other(queries: np.ndarray, points: np.ndarray) -> np.ndarray:

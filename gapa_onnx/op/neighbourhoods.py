@@ -1,6 +1,6 @@
 """The neighbourhood of every point: what the local operator takes over from a query's nearest point.
 
-It may hold any points: s given some of the points is never below s given all of them. `telling` chooses those from
+It may hold any points: s given some of the points is never below s given all of them. `choose` takes those from
 which most follows about the data around a point, `neighbourhoods` the nearest.
 
 FAISS proposes near points in float32; they are ordered by float64 distances, and where rounding could have
@@ -10,13 +10,14 @@ alone, whatever the number of threads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import faiss
 import numpy as np
 
 from gapa_onnx.op import reference
-from gapa_onnx.op.assignment import groups
+from gapa_onnx.op.assignment import groups, nearest
 
 _SPARE = 8  #: candidates beyond k at first
 _MORE = 8  #: times as many candidates for the rows that need more
@@ -29,76 +30,94 @@ _STRIPES = 1024  #: in a standard deviation of the data; rounding moves a row ou
 _ROWS = (16, 32)  #: least and most rows around a point that it chooses them for
 
 
-def telling(points: np.ndarray, rows: np.ndarray, k: int, length_scale: float, jitter: float) -> np.ndarray:
-    """Of points (M, d) near each of them, the k that leave least variance to the data (n, d) around it.
-
-    The first is the point itself. Then follows, again and again, the point a that lowers the summed variance of
-    the rows r around it most, given what has been chosen: by Σ_r c(a, r)² / c(a, a), with c the covariance that is
-    left. Each beginning of the list is therefore a good choice as well, for a smaller k. -> (M, k) int32.
-    """
-    near = neighbourhoods(points, min(len(points), round(_CHOICE * k)))  # (M, c)
-    if near.shape[1] == k or k == 1 or not len(rows):
-        return near[:, :k]
-    rows = rows[:: -(-len(rows) // (_ROWS[1] * len(points)))]
-    around = _around(_owners(points, rows), near)  # (M, t)
-    chosen = np.empty((len(points), k), np.int32)
-    step = max(1, _CACHED // (near.shape[1] * max(points.shape[1], near.shape[1])))
-    for start in range(0, len(points), step):
-        part = slice(start, start + step)
-        origin = points[part, None].astype(np.float64)
-        offsets = [(of[at[part]] - origin) / length_scale for of, at in ((points, near), (rows, around))]
-        to_rows = _kernel(*offsets) * (around[part] >= 0)[:, None, :]
-        order = _greedy(_kernel(offsets[0], offsets[0]), to_rows, k, jitter)
-        chosen[part] = np.take_along_axis(near[part], order, axis=1)
-    return chosen
-
-
 @dataclass(frozen=True)
-class Halves:
-    """Neighbourhoods that were chosen without the rows that they are used for: `telling` from half of the data each.
+class Chosen:
+    """Neighbourhoods that were chosen for some rows, and twice from half of them, to be judged by the others.
 
     Judged by rows that it was chosen for, a neighbourhood looks better than new rows will find it. A row's half
     is the parity of a stripe across a random direction, so that it is known from the row alone, whatever its last
     bits; stripes are far narrower than cells, and equal rows are in one half.
     """
 
+    whole: np.ndarray  #: (M, k) int32, from all rows
+    halves: tuple[np.ndarray, np.ndarray]  #: the same, from the rows of half 0 and of half 1
+    stripes: Stripes = field(repr=False)
+
+    def without(self, rows: np.ndarray, nearest: np.ndarray) -> np.ndarray:
+        """For rows (n, d) and their nearest points (n,): neighbourhoods from the other half -> (n, k)."""
+        first = self.stripes.half(rows)[:, None] == 0
+        return np.where(first, self.halves[1][nearest], self.halves[0][nearest])
+
+
+def choose(
+    points: np.ndarray, rows: np.ndarray, k: int, length_scale: float, jitter: float, seed: int = 0
+) -> Chosen:
+    """`telling` neighbourhoods of points (M, d) from rows (n, d), and from each half of them."""
+    stripes = Stripes.across(rows, seed)
+    half = stripes.half(rows)
+    sets = (rows, rows[half == 0], rows[half == 1])
+    whole, *halves = telling(points, sets, k, length_scale, jitter)
+    return Chosen(whole, tuple(halves), stripes)
+
+
+@dataclass(frozen=True)
+class Stripes:
+    """Narrow stripes across a direction, by which rows fall into two halves."""
+
     direction: np.ndarray  #: (d,)
     centre: float  #: of the data along it, where a stripe begins: data that are moved or scaled have the same halves
-    stripe: float  #: width
-    chosen: tuple[np.ndarray, np.ndarray]  #: (M, k) each, from the rows of half 0 and of half 1
+    width: float
 
     @classmethod
-    def of(
-        cls, points: np.ndarray, rows: np.ndarray, k: int, length_scale: float, jitter: float, seed: int
-    ) -> Halves:
+    def across(cls, rows: np.ndarray, seed: int) -> Stripes:
         direction = np.random.default_rng(seed).choice([-1.0, 1.0], rows.shape[1])
         along = _along(direction, rows)
-        halves = cls(direction, float(along.mean()), float(along.std()) / _STRIPES or 1.0, (points, points))
-        half = halves.half(rows)
-        chosen = (telling(points, rows[half == one], k, length_scale, jitter) for one in (0, 1))
-        return replace(halves, chosen=tuple(chosen))
+        return cls(direction, float(along.mean()), float(along.std()) / _STRIPES or 1.0)
 
     def half(self, rows: np.ndarray) -> np.ndarray:
         """0 or 1 for each row (n, d)."""
-        return np.floor((np.nan_to_num(_along(self.direction, rows)) - self.centre) / self.stripe) % 2
-
-    def without(self, rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Positions of the rows (n, d) in two parts, each with the neighbourhoods from the other's half."""
-        half = self.half(rows)
-        return [(np.flatnonzero(half == one), self.chosen[1 - one]) for one in (0, 1)]
+        along = np.nan_to_num(_along(self.direction, rows))
+        return np.floor((along - self.centre) / self.width) % 2
 
 
 def _along(direction: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.einsum("nd,d->n", rows, direction, dtype=np.float64)
 
 
+def telling(
+    points: np.ndarray, sets: Sequence[np.ndarray], k: int, length_scale: float, jitter: float
+) -> list[np.ndarray]:
+    """Of points (M, d) near each of them, the k that leave least variance to the data around it, for sets of rows.
+
+    The first is the point itself. Then follows, again and again, the point a that lowers the summed variance of
+    the rows r around it most, given what has been chosen: by Σ_r c(a, r)² / c(a, a), with c the covariance that is
+    left. Each beginning of the list is therefore a good choice as well, for a smaller k. For each set of rows
+    (n, d) -> (M, k) int32.
+    """
+    near = neighbourhoods(points, min(len(points), round(_CHOICE * k)))  # (M, c)
+    chosen = [near[:, :k].copy() for _ in sets]
+    if near.shape[1] == k or k == 1:
+        return chosen
+    sets = [rows[:: -(-len(rows) // (_ROWS[1] * len(points)))] if len(rows) else rows for rows in sets]
+    around = [_around(_owners(points, rows), near) if len(rows) else None for rows in sets]  # (M, t) each
+    step = max(1, _CACHED // (near.shape[1] * max(points.shape[1], near.shape[1])))
+    for start in range(0, len(points), step):
+        part = slice(start, start + step)
+        origin = points[part, None].astype(np.float64)
+        offsets = (points[near[part]] - origin) / length_scale
+        gram = _kernel(offsets, offsets)
+        for rows, at, found in zip(sets, around, chosen):
+            if at is not None:
+                to_rows = _kernel(offsets, (rows[at[part]] - origin) / length_scale)
+                order = _greedy(gram, to_rows * (at[part] >= 0)[:, None, :], k, jitter)
+                found[part] = np.take_along_axis(near[part], order, axis=1)
+    return chosen
+
+
 def _owners(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The nearest point (M, d) of each row (n, d), but for rounding -> (n,)."""
-    centre = points.mean(axis=0, dtype=np.float64)
-    flat = faiss.IndexFlatL2(points.shape[1])
-    flat.add((points - centre).astype(np.float32))
-    parts = [rows[start : start + _SEARCHED] for start in range(0, len(rows), _SEARCHED)]
-    return np.concatenate([flat.search((part - centre).astype(np.float32), 1)[1][:, 0] for part in parts])
+    """The nearest point (M, d) of each row (n, d) -> (n,)."""
+    centre = points.mean(axis=0, dtype=np.float64)  # float32 loses digits to a common offset
+    return nearest((rows - centre).astype(np.float32), (points - centre).astype(np.float32))
 
 
 def _around(owners: np.ndarray, near: np.ndarray) -> np.ndarray:
@@ -142,9 +161,8 @@ def _greedy(gram: np.ndarray, to_rows: np.ndarray, k: int, jitter: float) -> np.
         known = np.einsum("sbc,sb->bc", factor[:step], factor[:step, each, pivot])
         column = (gram[each, :, pivot] - known) / root  # (b, c)
         factor[step] = column
-        to_rows -= np.einsum(
-            "bc,bt->bct", column, to_rows[each, pivot] / root
-        )  # twice as fast as a broadcast product
+        explained = to_rows[each, pivot] / root  # (b, t)
+        to_rows = to_rows - np.einsum("bc,bt->bct", column, explained)  # twice as fast as a broadcast product
         left = np.maximum(left - column**2, jitter)  # so much is left of any point, but for rounding
     return order
 
