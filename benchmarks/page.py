@@ -135,6 +135,7 @@ def calibration(path: Path) -> str:
     steps = list(lines[0]["shares"])
     found = [
         [
+            line["network"],
             line["rows"],
             line["width"],
             line["pass_seconds"],
@@ -144,9 +145,9 @@ def calibration(path: Path) -> str:
         for line in lines
     ]
     return (
-        "CPU seconds of a whole conversion and of one pass of the source model alone (a two-layer network), and the "
-        "share of each step. What comes after the pass is bounded, however many rows there are.\n\n"
-        + table(["rows", "width", "pass (s)", "conversion (s)", *steps], found)
+        "CPU seconds of a whole conversion and of one pass of the source model alone, and the share of each step. "
+        "What comes after the pass is bounded, however many rows there are.\n\n"
+        + table(["network", "rows", "width", "pass (s)", "conversion (s)", *steps], found)
     )
 
 

@@ -3,6 +3,7 @@
 At a site with M inducing points of width d and K neighbours, one query costs
 
     M d          the exact search
+    K d + K²/2   to compare with a prepared neighbourhood, or else
     K² d + K³/3  the kernel matrix of the neighbours, and its solution
 
 The model's own cost counts its Conv, ConvTranspose, Gemm and MatMul nodes from their static shapes. Time
@@ -34,8 +35,6 @@ def estimate(source: SourceModel, sites: Sequence[Site], settings: Settings = _D
     added = [_site(source, site, settings) for site in sites]
     total = sum(added) if added and None not in added else None
     return {
-        "m": settings.most_points,
-        "k": settings.k,
         "model": model,
         "sites": total,
         "ratio": (model + total) / model if model and total is not None else None,
@@ -55,7 +54,7 @@ def _site(source: SourceModel, site: Site, settings: Settings) -> int | None:
     width, queries = _product(features), _product(positions)
     if width is None or queries is None:
         return None
-    m, k = settings.points_for(width), settings.k
+    m, k = settings.points_for(width, site.many), settings.k
     solve = k * width + k * k // 2 if settings.cached else k * k * width + k**3 // 3
     return queries * (m * width + solve)
 

@@ -108,7 +108,7 @@ Points = Annotated[
     typer.Option(
         "--m",
         metavar="auto|N",
-        help="Inducing points per site; auto takes 40 for each neighbour, so 2000, down to 1000 where activations are wider than 175.",
+        help="Inducing points per site; auto takes 50 for each neighbour, so 2500; 40 where each token or pixel is a query; down to 20 where activations are wide.",
         rich_help_panel=_GAUSSIAN_PROCESS,
     ),
 ]

@@ -301,7 +301,7 @@ def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("cost", "in multiply-adds per sample, an estimate"),
         ("", f"model {count(cost['model'])}, sites {count(cost['sites'])}, together {ratio}"),
-        ("", f"per query M·d to search, K²·d + K³/3 to solve, with M = {cost['m']} and K = {cost['k']}"),
+        ("", "per query M·d to search; to solve K·d + K²/2 where neighbourhoods are prepared, else K²·d + K³/3"),
     ]
 
 

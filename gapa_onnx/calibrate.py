@@ -309,7 +309,8 @@ def _fit(collector: _Collector, settings: Settings, collected: Collected) -> Sit
         whitening = (moments.mean.astype(np.float32), statistics.whitening(moments.mean, moments.covariance))
         rows = (rows - whitening[0]) @ whitening[1]
     length_scale = _length_scale(site, rows, settings, collected.inputs)
-    chosen = inducing.select(settings.inducing, rows, settings.points_for(rows.shape[1]), settings.seed)
+    wanted = settings.points_for(rows.shape[1], site.many)
+    chosen = inducing.select(settings.inducing, rows, wanted, settings.seed)
     storage = fit_storage(settings.points, chosen)
     points = _as_stored(storage, chosen)
     if len(points) < settings.k:

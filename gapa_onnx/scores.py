@@ -128,22 +128,37 @@ def _choose(calibration: Calibration, among: np.ndarray | None, most: int, seed:
 
 
 def _chosen_rows(data: DataSource, batch_rows: int, chosen: np.ndarray) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Batches of the chosen rows; whole batches where the model fixes their size."""
+    """Batches of the chosen rows, as large as they may be; whole ones where the model fixes their size."""
     fixed = any(spec.shape and isinstance(spec.shape[0], int) for spec in data.inputs)
-    start = 0
+    start, held, shapes = 0, [], None
     for batch in data.batches(batch_rows):
         rows = row_count(batch)
         inside = chosen[(chosen >= start) & (chosen < start + rows)] - start
-        if len(inside) and not fixed and len(inside) < rows:
-            batch = {
-                name: array[inside] if array.ndim and len(array) == rows else array
-                for name, array in batch.items()
-            }
+        if len(inside) and fixed:
+            yield start + np.arange(rows), batch
         elif len(inside):
-            inside = np.arange(rows)
-        if len(inside):
-            yield start + inside, batch
+            # Rows of another shape, and what is not given by rows, cannot be put together.
+            by_row = {name: array.shape[:1] == (rows,) for name, array in batch.items()}
+            before, shapes = shapes, None
+            if all(by_row.values()):
+                shapes = {name: array.shape[1:] for name, array in batch.items()}
+            full = sum(len(positions) for positions, _ in held) + len(inside) > batch_rows
+            if held and (full or shapes is None or shapes != before):
+                yield _joined(held)
+                held = []
+            part = {name: array[inside] if by_row[name] else array for name, array in batch.items()}
+            held.append((start + inside, part))
         start += rows
+    if held:
+        yield _joined(held)
+
+
+def _joined(parts: Sequence[tuple[np.ndarray, Batch]]) -> tuple[np.ndarray, Batch]:
+    if len(parts) == 1:
+        return parts[0]
+    positions, batches = zip(*parts)
+    batch = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return np.concatenate(positions), batch
 
 
 def _share(fit: SiteFit, query: np.ndarray) -> np.ndarray:

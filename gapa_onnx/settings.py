@@ -22,8 +22,9 @@ COVARIANCES = ("diag", "full")
 BRIDGES = ("shared", "per-class")
 SCORES = ("variance", "epistemic")
 
-POINTS_PER_NEIGHBOUR = (20, 40)  # of --m auto, at least and at most
-POINT_NUMBERS = 350_000  # that they are together, between these
+LEAST_POINTS = 20  # for each neighbour, of --m auto
+MOST_POINTS = {"one": 50, "many": 40}  # for each neighbour, where a row of the data asks one query or many
+POINT_NUMBERS = {"one": 500_000, "many": 350_000}  # that they are together, between these
 MOST_KEPT = 48 << 20  # bytes of prepared neighbourhoods, of which the native library keeps no more
 
 
@@ -99,18 +100,18 @@ class Settings:
     @property
     def most_points(self) -> int:
         """M at most, where not all rows are taken."""
-        return POINTS_PER_NEIGHBOUR[1] * self.k if self.m == "auto" else self.m
+        return MOST_POINTS["one"] * self.k if self.m == "auto" else self.m
 
-    def points_for(self, width: int) -> int:
-        """M where activations have this width.
+    def points_for(self, width: int, many: bool = False) -> int:
+        """M where activations have this width, and a row of the data asks one query or many.
 
-        Detection gains with every doubling of M (docs/defaults.md), so that cost decides: with so many the
-        search costs about what the rest of a query does.
+        Detection gains with every doubling of M (docs/defaults.md), so that cost decides. Where every token or
+        pixel is a query, it is paid so many times; a query for the whole row may cost more.
         """
         if self.m != "auto":
             return self.m
-        least, most = (per * self.k for per in POINTS_PER_NEIGHBOUR)
-        return min(max(POINT_NUMBERS // width, least), most)
+        queries = "many" if many else "one"
+        return min(max(POINT_NUMBERS[queries] // width, LEAST_POINTS * self.k), MOST_POINTS[queries] * self.k)
 
     @property
     def cached(self) -> bool:

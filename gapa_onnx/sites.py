@@ -39,6 +39,11 @@ class Site:
     rank: int | None  #: of the query tensor, where it is known
 
     @property
+    def many(self) -> bool:
+        """Whether a row of the data has many queries: one for each token or pixel."""
+        return self.rank > 2 and self.layout in (Layout.ROWS, Layout.POSITIONS)
+
+    @property
     def prefix(self) -> str:
         """Names of what the site emits start with this."""
         return f"{self.output}/gapa"

@@ -238,7 +238,7 @@ def test_inspect_json_and_cost(capsys):
     assert [site["name"] for site in answer["candidates"]] == ["relu1", "relu2", "relu3"]
     convolutions = 8 * 8 * 16 * 9 + 4 * 4 * 32 * 16 * 9
     assert answer["cost"]["model"] == convolutions + 512 * 64 + 64 * 10
-    assert answer["cost"]["sites"] == 2000 * 64 + 50 * 64 + 50 * 50 // 2
+    assert answer["cost"]["sites"] == 2500 * 64 + 50 * 64 + 50 * 50 // 2
     _, text, _ = call(
         capsys, "inspect", ROOT / "models" / "digits_cnn.onnx", "--sites", "relu1:positions", "--json"
     )

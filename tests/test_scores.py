@@ -15,7 +15,7 @@ from gapa_onnx.compiler import convert
 from gapa_onnx.data import open_data
 from gapa_onnx.errors import UserError
 from gapa_onnx.load import load
-from gapa_onnx.scores import QUANTILES, ScoreSample, left_out, threshold_at
+from gapa_onnx.scores import QUANTILES, ScoreSample, _chosen_rows, left_out, threshold_at
 from gapa_onnx.threshold import set_threshold, thresholds
 
 MODELS = Path(__file__).parent.parent / "models"
@@ -76,6 +76,37 @@ def test_rows_are_chosen_whole_and_in_order():
     positions = np.concatenate([p for p, _ in parts])
     assert len(positions) == 100 and (np.diff(positions) > 0).all()
     np.testing.assert_array_equal(np.concatenate([a["x"] for _, a in parts]), rows[positions])
+
+
+class Batches:
+    """Data that come in given batches, of a model whose batch size is free."""
+
+    inputs = ()
+
+    def __init__(self, *batches: dict[str, np.ndarray]):
+        self.given = batches
+
+    def batches(self, rows: int):
+        return iter(self.given)
+
+
+def test_rows_of_one_shape_are_put_together():
+    lengths = (5, 5, 5, 7, 7, 5)  # of the rows of six batches of four
+    data = Batches(*({"x": np.full((4, length), i), "id": np.arange(4)} for i, length in enumerate(lengths)))
+    chosen = np.array([0, 2, 5, 6, 7, 9, 13, 18, 20, 23])
+    parts = list(_chosen_rows(data, 4, chosen))
+    assert [list(positions) for positions, _ in parts] == [[0, 2], [5, 6, 7, 9], [13, 18], [20, 23]]
+    for positions, batch in parts:
+        np.testing.assert_array_equal(batch["x"][:, 0], positions // 4)
+        np.testing.assert_array_equal(batch["id"], positions % 4)
+
+
+def test_what_is_not_given_by_rows_stays_with_its_batch():
+    batches = [{"x": np.full((4, 2), i), "whole": np.full(3, i)} for i in range(3)]
+    batches.append({"x": np.full((3, 2), 3), "whole": np.full(3, 3)})  # as many rows as it has numbers, by chance
+    parts = list(_chosen_rows(Batches(*batches), 9, np.array([1, 6, 12])))
+    assert [list(positions) for positions, _ in parts] == [[1], [6], [12]]
+    assert [list(batch["whole"][:1]) for _, batch in parts] == [[0], [1], [3]]
 
 
 def test_the_threshold_is_the_quantile_of_left_out_scores():

@@ -237,14 +237,14 @@ k-means helps as much, and harms BALD and entropy on the convolutional networks.
         ("metric", "multiple"),
     ),
     Section(
-        "Inducing points: 2000 by k-means",
+        "Inducing points: 2500 by k-means",
         "points",
         ("kmeans", "1000"),
         """
 More points tell strange rows better, and there is no number beyond which they stop to help: the leave-one-out share
 falls on like a power of M. So M is a matter of cost. At the same M, k-means is ahead of random rows and of
-farthest-first, which spends its points on outliers. The tool takes 40 for each neighbour; the other tables on this page
-have 1000, which is the line in bold here.""",
+farthest-first, which spends its points on outliers. The tool takes 50 for each neighbour, fewer where rows are wide or
+each token is a query; the other tables on this page have 1000, which is the line in bold here.""",
         ("chosen by", "M"),
     ),
     Section(

@@ -151,6 +151,7 @@ def _greedy(gram: np.ndarray, to_rows: np.ndarray, k: int, jitter: float) -> np.
     factor = np.empty((k, b, c))
     order = np.zeros((b, k), np.int64)
     free = np.ones((b, c), bool)
+    to_rows, product = to_rows.copy(), np.empty_like(to_rows)
     for step in range(k):
         if step:
             gain = np.einsum("bct,bct->bc", to_rows, to_rows) / left
@@ -162,7 +163,7 @@ def _greedy(gram: np.ndarray, to_rows: np.ndarray, k: int, jitter: float) -> np.
         column = (gram[each, :, pivot] - known) / root  # (b, c)
         factor[step] = column
         explained = to_rows[each, pivot] / root  # (b, t)
-        to_rows = to_rows - np.einsum("bc,bt->bct", column, explained)  # twice as fast as a broadcast product
+        to_rows -= np.einsum("bc,bt->bct", column, explained, out=product)  # twice as fast as a broadcast product
         left = np.maximum(left - column**2, jitter)  # so much is left of any point, but for rounding
     return order
 
