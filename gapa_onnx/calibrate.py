@@ -30,6 +30,7 @@ from gapa_onnx.op.neighbourhoods import choose
 from gapa_onnx.op.storage import Storage, fit_storage
 from gapa_onnx.settings import Settings
 from gapa_onnx.sites import Layout, Site
+from gapa_onnx.threads import one_thread
 
 MEDIAN_SHARE = 0.05  # target of the default scale: docs/defaults.md
 CEILINGS = {"classes": 100.0, "values": 1.0}  # of the own variance, in units of c²
@@ -107,6 +108,7 @@ def calibrate(
     return fit(collect(plan, data, settings, progress), settings, progress)
 
 
+@one_thread()
 def fit(
     collected: Collected, settings: Settings, progress: Progress = lambda text, done: None
 ) -> Calibration:
