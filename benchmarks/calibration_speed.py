@@ -27,7 +27,8 @@ import onnx
 from lines import machine
 
 from gapa_onnx.analyse import analyse
-from gapa_onnx.calibrate import collect, fit
+from gapa_onnx.calibrate import fit
+from gapa_onnx.collect import collect
 from gapa_onnx.complete import complete
 from gapa_onnx.data import open_data
 from gapa_onnx.emit import emit

@@ -15,7 +15,8 @@ from typing import Any
 
 from gapa_onnx.analyse import Plan, analyse, require_convertible
 from gapa_onnx.bench import Refusal, measure
-from gapa_onnx.calibrate import Calibration, collect, fit
+from gapa_onnx.calibrate import Calibration, fit
+from gapa_onnx.collect import collect
 from gapa_onnx.data import DataSource
 from gapa_onnx.emit import emit
 from gapa_onnx.errors import UserError

@@ -6,14 +6,12 @@ stream is cut into batches. Rows are finite throughout; `finite_rows` says which
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import faiss
 import numpy as np
 
 from .errors import UserError
 from .op.neighbourhoods import Chosen
+from .threads import one_thread
 
 QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995, 0.999)
 
@@ -234,10 +232,11 @@ class NearestSearch:
 
     def candidates(self, rows: np.ndarray, count: int) -> np.ndarray:
         """Indices (b, count) for rows (b, d), -1 where there are fewer points."""
-        with _one_search_thread():
+        with one_thread():
             return self._index.search((rows - self._centre).astype(np.float32), count)[1]
 
 
+@one_thread()
 def leave_one_out_share(
     rows: np.ndarray,
     points: np.ndarray,
@@ -340,17 +339,6 @@ def _share(offsets: np.ndarray, present: np.ndarray, jitter: float) -> np.ndarra
     to_row = np.exp(-squares / 2) * present
     explained = np.einsum("bk,bk->b", to_row, np.linalg.solve(gram, to_row[:, :, None])[:, :, 0])
     return np.clip(1 - explained, 0, 1)
-
-
-@contextmanager
-def _one_search_thread() -> Iterator[None]:
-    """Let FAISS use one thread: the rounding of its matrix products depends on how many there are."""
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(threads)
 
 
 def quantile_table(values: np.ndarray) -> dict[str, float]:

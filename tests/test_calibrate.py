@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 from gapa_onnx.analyse import analyse
-from gapa_onnx.calibrate import calibrate, collect, fit
+from gapa_onnx.calibrate import calibrate, fit
+from gapa_onnx.collect import collect
 from gapa_onnx.data import open_data
 from gapa_onnx.load import load
 from gapa_onnx.settings import Settings

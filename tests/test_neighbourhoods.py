@@ -144,7 +144,7 @@ def test_telling_where_there_is_no_choice(monkeypatch):
     far = 1e4 * np.eye(9, dtype=np.float32)  # all kernels are 0: the nearest, as good as any
     np.testing.assert_array_equal(told(far, far, 3), neighbourhoods(far, 3))
     whole = told(points, rows, 7)
-    monkeypatch.setattr(neighbourhoods_module, "_CACHED", 400)
+    monkeypatch.setattr(neighbourhoods_module, "_PIECE_VALUES", 400)
     np.testing.assert_array_equal(told(points, rows, 7), whole)
 
 

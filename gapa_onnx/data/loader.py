@@ -159,7 +159,7 @@ class _Replay:
                     item = next(self._items)
                 except StopIteration:
                     if self._failure is not None:
-                        raise self._failure
+                        raise self._failure from None
                     return
                 except Exception as error:
                     # a generator that failed looks finished the next time it is asked

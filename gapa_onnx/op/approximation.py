@@ -8,7 +8,8 @@ import faiss
 import numpy as np
 
 from gapa_onnx.op import reference
-from gapa_onnx.op.index import MEASURED, Index, nearest, one_thread, slots
+from gapa_onnx.op.index import MEASURED, Index, nearest, slots
+from gapa_onnx.threads import one_thread
 
 
 class ShareError(NamedTuple):
@@ -82,10 +83,11 @@ def share_error(index: Index, held_out: np.ndarray, length_scale: float, jitter:
     with one_thread():
         found = find(index, queries, k)
         exact = nearest(queries, index.points, k)
-    return _difference(
-        reference.unexplained_share(queries, index.points, found, length_scale, jitter),
-        reference.unexplained_share(queries, index.points, exact, length_scale, jitter),
-    )
+        shares = [
+            reference.unexplained_share(queries, index.points, near, length_scale, jitter)
+            for near in (found, exact)
+        ]
+    return _difference(*shares)
 
 
 def rounding_error(

@@ -8,8 +8,7 @@ by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import numpy as np
 from gapa_onnx.errors import UserError
 from gapa_onnx.op import reference
 from gapa_onnx.op.neighbourhoods import Chosen, neighbourhoods
+from gapa_onnx.threads import one_thread
 
 Groups = Callable[[np.ndarray, int], np.ndarray | Chosen]
 """Points (M, d) and k -> (M, k): the points that stand for a query whose nearest is that point."""
@@ -134,17 +134,6 @@ def _check(kind: str, points: np.ndarray, k: int, held_out: np.ndarray, search: 
             f"There are no held-out rows to choose the search effort of an {kind} index on.",
             "give more calibration rows, or use --index flat",
         )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """FAISS on one thread: the split of a sum over threads changes its last bit, and HNSW's links."""
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
 
 
 def nearest(queries: np.ndarray, points: np.ndarray, k: int) -> np.ndarray:

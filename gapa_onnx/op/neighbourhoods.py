@@ -18,6 +18,7 @@ import numpy as np
 
 from gapa_onnx.op import reference
 from gapa_onnx.op.assignment import groups, nearest
+from gapa_onnx.threads import side_by_side
 
 _SPARE = 8  #: candidates beyond k at first
 _MORE = 8  #: times as many candidates for the rows that need more
@@ -25,7 +26,7 @@ _SEARCHED = 4096  #: rows per search; FAISS is half as fast on a few hundred
 _BLOCK_VALUES = 1 << 21  #: float64 values per working block: 16 MB
 _EPS = float(np.finfo(np.float32).eps)
 _CHOICE = 2.5  #: times k nearest points, of which `telling` chooses k
-_CACHED = 1 << 18  #: float64 values per working block of `telling`: 2 MB, what a cache holds
+_PIECE_VALUES = 1 << 20  #: float64 values per piece of work of `telling`: 8 MB; smaller ones would wait for each other
 _STRIPES = 1024  #: in a standard deviation of the data; rounding moves a row out of one in ten thousand
 _ROWS = (16, 32)  #: least and most rows around a point that it chooses them for
 
@@ -100,8 +101,9 @@ def telling(
         return chosen
     sets = [rows[:: -(-len(rows) // (_ROWS[1] * len(points)))] if len(rows) else rows for rows in sets]
     around = [_around(_owners(points, rows), near) if len(rows) else None for rows in sets]  # (M, t) each
-    step = max(1, _CACHED // (near.shape[1] * max(points.shape[1], near.shape[1])))
-    for start in range(0, len(points), step):
+    step = max(1, _PIECE_VALUES // (near.shape[1] * max(points.shape[1], near.shape[1])))
+
+    def choose_part(start: int) -> None:
         part = slice(start, start + step)
         origin = points[part, None].astype(np.float64)
         offsets = (points[near[part]] - origin) / length_scale
@@ -111,6 +113,8 @@ def telling(
                 to_rows = _kernel(offsets, (rows[at[part]] - origin) / length_scale)
                 order = _greedy(gram, to_rows * (at[part] >= 0)[:, None, :], k, jitter)
                 found[part] = np.take_along_axis(near[part], order, axis=1)
+
+    side_by_side(choose_part, range(0, len(points), step))
     return chosen
 
 
