@@ -5,8 +5,8 @@
     faiss      A is GapaActivation over all points (search *and* solve), B is `faiss.IndexFlatL2.search` alone: A, A
                and B take turns in one process on two threads, by wall time. The control is A against A; beyond
                1.00 ± 0.03 it is tried again, then no ratio is given                -> results/native_kernel.csv
-    operators  CPU time per row on one thread, and instructions per row counted by callgrind, which no busy machine
-               can disturb: with AVX2, since valgrind has no AVX-512               -> results/native_operators.csv
+    operators  CPU time per row on one thread, and the library's instructions per row counted by callgrind, which no
+               busy machine can disturb: with AVX2, since valgrind has no AVX-512  -> results/native_operators.csv
 
 The OpenBLAS inside faiss-cpu does not know every CPU and may fall back to old instructions, which would flatter us.
 So FAISS runs twice, in processes of their own: as installed, and with OPENBLAS_CORETYPE naming the best core type
@@ -323,8 +323,8 @@ def cpu_us(model: onnx.ModelProto, operator: Operator, batch: int, rounds: int) 
     return {"cpu_us": round(statistics.median(times[1:]), 2), "cpu_us_least": round(min(times[1:]), 2)}
 
 
-COUNT = """
-import os, subprocess, sys, numpy, onnxruntime
+COUNTED_RUNS = """
+import sys, numpy, onnxruntime
 model, library, feeds, runs = sys.argv[1:]
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1
@@ -332,15 +332,19 @@ options.register_custom_ops_library(library)
 session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 with numpy.load(feeds) as arrays:
     feed = dict(arrays)
-control = ["callgrind_control", "-i", "on", str(os.getpid())]  # so that only what follows is slow
-subprocess.run(control, check=True, stdout=subprocess.DEVNULL)
+session.run(None, feed)
+print("ready", flush=True)
+sys.stdin.readline()
 for _ in range(int(runs)):
     session.run(None, feed)
+print("done", flush=True)
+sys.stdin.readline()
 """
+RUNS = 4
 
 
 def instructions(model: onnx.ModelProto, operator: Operator, batch: int) -> int | str:
-    """Instructions per row, all that a run executes: the difference of two processes with few and more runs."""
+    """Instructions per row that the library itself executes; those of onnxruntime around it differ from run to run."""
     if shutil.which("valgrind") is None:
         say("  no valgrind, so instructions are not counted")
         return ""
@@ -348,22 +352,28 @@ def instructions(model: onnx.ModelProto, operator: Operator, batch: int) -> int 
         path, feeds = Path(folder) / "model.onnx", Path(folder) / "feeds.npz"
         onnx.save(model, path)
         np.savez(feeds, **operator.feeds(batch, 0))
-        few, more = 1, 3
-        counts = [count(path, feeds, runs, folder) for runs in (few, more)]
-    return round((counts[1] - counts[0]) / ((more - few) * batch))
+        return round(count(path, feeds, Path(folder) / "counted") / (RUNS * batch))
 
 
-def count(path: Path, feeds: Path, runs: int, folder: str) -> int:
-    call = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out"]
-    call += [sys.executable, "-c", COUNT]
-    environment = os.environ | {"GAPA_ONNX_ISA": COUNTED, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    done = subprocess.run(
-        [*call, str(path), str(library_path()), str(feeds), str(runs)],
-        env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    if done.returncode:
-        sys.exit(done.stderr)
-    return int(re.search(r"Collected : (\d+)", done.stderr)[1])
+def count(path: Path, feeds: Path, counted: Path) -> int:
+    """Instructions of some runs; counting is switched on and off around them, so that only they are slow."""
+    call = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={counted}"]
+    call += [sys.executable, "-c", COUNTED_RUNS, str(path), str(library_path()), str(feeds), str(RUNS)]
+    environment = os.environ | {"GAPA_ONNX_ISA": COUNTED, "OMP_NUM_THREADS": "1"}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(call, env=environment, text=True, **pipes) as process:
+        for state in ("on", "off"):
+            if not process.stdout.readline():
+                sys.exit(process.stderr.read())
+            switch = ["callgrind_control", "-i", state, str(process.pid)]
+            subprocess.run(switch, check=True, capture_output=True)
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        process.stderr.read()
+    listing = ["callgrind_annotate", "--threshold=100", "--auto=no", str(counted)]
+    lines = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.splitlines()
+    ours = [line for line in lines if line.endswith(f"{library_path().name}]")]
+    return sum(int(line.split()[0].replace(",", "")) for line in ours)
 
 
 if __name__ == "__main__":

@@ -122,8 +122,8 @@ def kernel(path: Path) -> str:
 def operators(path: Path) -> str:
     head = ["operator", "rows", "batch", "cpu_us", "cpu_us_least", "instructions"]
     return (
-        "One thread, microseconds of CPU time per row, and instructions per row with AVX2 as callgrind counts them "
-        "(of the whole run of a one-node model).\n\n"
+        "One thread, microseconds of CPU time per row, and instructions of the library per row with AVX2 as "
+        "callgrind counts them (without what onnxruntime does around it).\n\n"
         + table(head, [[row[name] for name in head] for row in read(path)])
     )
 
