@@ -72,6 +72,7 @@ class Case:
 EXACT = Case(MLP, {"inducing": "all", "index": "flat"})
 CASES = (
     Case(MLP, {}, target=3.0, quick=True),
+    Case(MLP, {"sites": "auto"}),
     Case(MLP, {"task": "none"}),
     Case(MLP, {"m": 1000}, target=3.0),
     Case(MLP, {"solver": "exact"}),

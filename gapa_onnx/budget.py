@@ -115,7 +115,7 @@ def _ladder(settings: Settings, sites: int) -> Iterator[Settings]:
             cached = replace(cached, k=k)
             yield cached
     if sites > 1:
-        yield replace(cached, sites="auto")
+        yield replace(cached, sites="last")
 
 
 def _trial(settings: Settings, calibration: Calibration, ratio: float, control: float) -> Trial:

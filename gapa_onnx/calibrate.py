@@ -97,7 +97,7 @@ class Calibration:
     fits: tuple[SiteFit, ...]
     rows: int  #: batch rows read
     batch_rows: int  #: rows that were fed at a time
-    dropped: int  #: query rows left out for a NaN or an infinity
+    dropped: int  #: query rows left out for a NaN or an infinity, at the site where they were most
     description: str
 
 
@@ -123,7 +123,7 @@ def fit(
         progress(f"fitting {collector.site.name}", number / len(collected.collectors))
         fits.append(_fit(collector, settings, collected))
     progress("fitting", 1.0)
-    dropped = sum(collector.dropped for collector in collected.collectors)
+    dropped = max(collector.dropped for collector in collected.collectors)
     return Calibration(tuple(fits), collected.rows, collected.batch_rows, dropped, collected.description)
 
 

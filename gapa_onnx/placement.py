@@ -1,7 +1,9 @@
 """Where Gaussian-process activations go: `--sites auto`, `last`, `all`, or names.
 
 `auto` is the penultimate representation: what goes into the last linear layer of each output, at its
-activation if only reshaping lies between. `all` are the activations with a linear layer behind them.
+activation if only reshaping lies between; and where fully connected layers lead there, also the first of their
+activations, which still tells inputs apart that the last one no longer does (docs/defaults.md). `all` are the
+activations with a linear layer behind them, `last` is the last of these.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def _has_subgraph(node: gs.Node) -> bool:
 
 def _auto(source: SourceModel) -> list[Site]:
     """The penultimate representation: what goes into the last linear layer of each output, at its
-    activation if only reshaping lies between, else the identity there."""
+    activation if only reshaping lies between, else the identity there. In front of it the first vector."""
     constants = constant_tensors(source)
     tensors = source.graph.tensors()
     activations = _activations(source.graph)
@@ -101,8 +103,48 @@ def _auto(source: SourceModel) -> list[Site]:
         data = _data_of(layer, constants, tensors)
         if data is None:
             continue
-        sites.append(_at_data(data, activations))
+        last = _at_data(data, activations)
+        sites += [*_first_vector(last, constants, tensors, activations), last]
     return sites
+
+
+def _first_vector(
+    last: Site, constants: set[str], tensors: dict[str, gs.Tensor], activations: Activations
+) -> list[Site]:
+    """The first activation of the fully connected layers that end in a site, if it is another one: back
+    from layer to layer, as long as each reads the activation of the one before and that is a vector."""
+    first = last
+    while (earlier := _vector_before(first, constants, tensors, activations)) is not None:
+        first = earlier
+    return [] if first is last else [first]
+
+
+def _vector_before(
+    site: Site, constants: set[str], tensors: dict[str, gs.Tensor], activations: Activations
+) -> Site | None:
+    """The site at the activation, a vector per sample, that the layer in front of this one reads."""
+    layer = _layer_before(tensors[site.query], constants) if _is_vector(site) else None
+    data = None if layer is None else _data_of(layer, constants, tensors)
+    found = None if data is None else _at_data(data, activations)
+    return found if found is not None and _is_vector(found) else None
+
+
+def _is_vector(site: Site) -> bool:
+    return site.activation is not None and site.rank == 2
+
+
+def _layer_before(tensor: gs.Tensor, constants: set[str]) -> gs.Node | None:
+    """The linear layer that a tensor comes from, with nothing on the way where other data join: a bias is no data,
+    nor is a single number, the scale of dynamic quantisation."""
+    while len(tensor.inputs) == 1 and not _has_subgraph(tensor.inputs[0]):
+        node = tensor.inputs[0]
+        if is_layer(node, constants):
+            return node
+        data = [t for t in node.inputs if t.name and t.name not in constants and t.shape not in ((), [])]
+        if len(data) != 1:
+            return None
+        tensor = data[0]
+    return None
 
 
 def _at_data(data: gs.Tensor, activations: Activations) -> Site:

@@ -153,7 +153,7 @@ def test_factors_do_not_depend_on_what_the_score_is():
 @pytest.mark.parametrize(
     "model, choices",
     [
-        (net(), {}),
+        (net(), {"sites": "last"}),
         (net(), {"sites": "all", "scale": "none", "length_scale": "input"}),  # as in the paper
         (net(), {"sites": "all", "scale": 0.5}),
         (net(FORKED, FORKED_SHAPES), {}),  # two outputs, each with a site of its own
@@ -234,5 +234,5 @@ def test_a_budget_chooses_and_then_sites_are_balanced(monkeypatch):
     settings = Settings(sites="all", solver="exact", **SMALL)
     chosen = convert(net(), {"x": rows()}, budget=1.5, settings=settings)
     assert scales(chosen) == scales(convert(net(), {"x": rows()}, settings=settings))
-    one_site = convert(net(), {"x": rows()}, settings=replace(settings, sites="auto"))
+    one_site = convert(net(), {"x": rows()}, settings=replace(settings, sites="last"))
     assert scales(chosen)["h3"] == pytest.approx(scales(one_site)["h3"] / 3, rel=2.0**-23)

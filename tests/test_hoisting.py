@@ -128,6 +128,7 @@ def test_nothing_is_stored_that_can_be_computed():
 def test_fusions_of_the_source_stay(name, tmp_path):
     source = onnx.load(MODELS / f"{name}.onnx")
     converted = gapa_onnx.convert(source, MODELS / f"{name}_calibration.npz", m=60, k=10).model
+    sites = sum(node.op_type.startswith("GapaActivation") for node in converted.graph.node)
     before, after = (Counter(n.op_type for n in optimised(m, tmp_path).node) for m in (source, converted))
-    # The site reads what goes into its activation, so that one cannot be fused into the layer before it.
-    assert sum((before - after).values()) <= 1
+    # A site reads what goes into its activation, so that one cannot be fused into the layer before it.
+    assert sum((before - after).values()) <= sites

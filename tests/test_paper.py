@@ -77,6 +77,18 @@ def test_page_means_and_aims(module):
     assert "DDU (1)" in page.caveats(rows)
 
 
+def test_recipes_stand_by_themselves_and_beside_the_paper(module, monkeypatch):
+    page = module("page")
+    monkeypatch.setattr(page, "paper_row", lambda data, name: {"nll": "0.07", "ood": "0.96", "bald": "0.97"})
+    rows = [
+        {"recipe": recipe, **line("GAPA-Diag", 0, nll=nll, ood="0.95", bald="0.98")}
+        for recipe, nll in (("Adam", "0.08"), ("SGD", "0.06"))
+    ]
+    text = page.recipes(rows)
+    assert "Adam: nll +0.0100, ood -0.0100, bald +0.0100; SGD: nll -0.0100" in text
+    assert text.count("| GAPA-Diag |") == 2
+
+
 def test_rotation_turns_images(module):
     pytest.importorskip("torch", reason="the classifiers are trained by torch")
     rotated = module("rotation").rotated

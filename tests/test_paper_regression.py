@@ -43,6 +43,16 @@ def test_ranks_and_means_on_the_page():
     assert "| GAPA + noise head | *2.500 ± 0.500* |" in text and "| Ensemble | **1.500 ± 0.500** |" in text
 
 
+def test_error_bars_that_are_all_right_still_have_a_cqm():
+    import regression_page as page
+
+    rows = [row | {"rows_test": "400"} for row in lines({})]
+    # E ∫ |F_n(α) − α| dα → √(2/π) ∫ √(α (1 − α) / n) dα = √(2/π) π / 8 / √n; 2000 draws of ± .007 are off by .0005
+    expected = np.sqrt(2 / np.pi) * np.pi / 8 / 20
+    found = float(page._least_cqm(rows, ["yacht"]).split("yacht ")[1].split(" ±")[0])
+    assert abs(found - expected) < 0.0005 + 0.0005  # and three digits are printed
+
+
 def test_a_set_with_missing_lines_is_named_and_not_ranked():
     import regression_page as page
 

@@ -57,6 +57,8 @@ STATIC = {
         quant_format=QOPERATOR, activation_type=I8, weight_type=I8, per_channel=True
     ),
 }
+# Without VNNI a processor adds products of 8 bits in 16, which overflow: 7 bits are what onnxruntime advises there.
+REDUCED = {"reduce_range": True}
 FORMS = ["dynamic", *STATIC]
 
 
@@ -71,9 +73,9 @@ def quantised(tmp_path_factory):
         if path.exists():
             return onnx.load(path)
         if form == "dynamic":
-            quantization.quantize_dynamic(source, path, weight_type=I8)
+            quantization.quantize_dynamic(source, path, weight_type=I8, **REDUCED)
         else:
-            quantization.quantize_static(source, path, Reader(data(name, "calibration")), **STATIC[form])
+            quantization.quantize_static(source, path, Reader(data(name, "calibration")), **STATIC[form], **REDUCED)
         return onnx.load(path)
 
     return make
@@ -149,7 +151,7 @@ def test_error_bars_are_those_of_the_float_model(quantised, name, form):
     for most rows. All rows lie within a factor of 2, which a scale that is forgotten or applied twice,
     some 1e4 squared, does not. All points are inducing points: which are chosen is a matter of luck."""
     feeds, held_out = some(data(name, "calibration")), data(name, "heldout")
-    here, there = ("auto", "auto") if name == "digits_mlp" else (SAME_PLACE[form], "flatten_out")
+    here, there = ("tanh2", "tanh2") if name == "digits_mlp" else (SAME_PLACE[form], "flatten_out")
     models = (MODELS / f"{name}.onnx", there), (quantised(name, form), here)
     conversions = [convert(model, feeds, sites, inducing="all", k=20) for model, sites in models]
     float_bars, bars = (answers(conversion.model, held_out)["logits_var"] for conversion in conversions)
@@ -162,8 +164,9 @@ def test_error_bars_are_those_of_the_float_model(quantised, name, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_sites_of_the_mlp_are_those_of_the_float_model(quantised, form):
     source = load(quantised("digits_mlp", form))
-    assert [site.activation for site in find_sites(source, "auto")] == ["Tanh"]
-    assert [site.activation for site in find_sites(source, "all")] == ["Tanh", "Tanh"]
+    assert [site.activation for site in find_sites(source, "last")] == ["Tanh"]
+    for sites in ("auto", "all"):
+        assert [site.activation for site in find_sites(source, sites)] == ["Tanh", "Tanh"]
 
 
 @pytest.mark.parametrize("form", FORMS)

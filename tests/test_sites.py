@@ -33,13 +33,35 @@ def outputs(source, spec):
 
 
 def test_auto_takes_the_activation_before_the_last_layer():
-    (site,) = find_sites(model(MLP, **SHAPES), "auto")
+    site = find_sites(model(MLP, **SHAPES), "auto")[-1]
     assert (site.query, site.output, site.activation, site.layout) == ("z2", "h2", "Relu", "rows")
+
+
+@pytest.mark.parametrize(
+    "between, sites",
+    [
+        ("q = MatMul(r, b)", ["r", "h"]),
+        ("n = MatMul(r, b)  q = Add(n, bias)", ["r", "h"]),
+        ("s = MatMul(r, b)  t = Tanh(s)  q = MatMul(t, b)", ["r", "h"]),  # not the one in the middle
+        ("n = MatMul(r, b)  q = Add(n, r)", ["h"]),  # what joins is no layer of a chain
+        ("q = Mul(r, bias)", ["h"]),  # no layer
+    ],
+)
+def test_auto_also_takes_the_first_vector_of_fully_connected_layers(between, sites):
+    body = f"p = MatMul(x, a)  r = Tanh(p)  {between}  h = Relu(q)  y = MatMul(h, c)"
+    source = model(body, a=(4, 5), b=(5, 5), bias=(5,), c=(5, 2))
+    assert outputs(source, "auto") == sites
+
+
+def test_feature_maps_and_tokens_have_no_first_vector():
+    body = "p = MatMul(x, a)  r = Tanh(p)  q = MatMul(r, b)  h = Relu(q)  y = MatMul(h, c)"
+    source = model(body, "float[n, 7, 4] x", "float[n, 7, 2] y", a=(4, 5), b=(5, 5), c=(5, 2))
+    assert outputs(source, "auto") == ["h"]
 
 
 def test_a_final_sigmoid_is_not_a_hidden_activation():
     source = model(MLP.replace("y = MatMul", "l = MatMul") + "  y = Sigmoid(l)", **SHAPES)
-    assert outputs(source, "auto") == ["h2"]
+    assert outputs(source, "auto") == ["h1", "h2"]
     assert outputs(source, "last") == ["h2"]
     assert outputs(source, "all") == ["h1", "h2"]
 
@@ -167,7 +189,8 @@ def test_a_composite_activation_is_one_site():
 def test_a_residual_path_does_not_bring_in_an_earlier_layer():
     body = "p = MatMul(x, a)  r = Tanh(p)  q = MatMul(r, b)  h = Relu(q)  m = MatMul(h, c)  y = Add(q, m)"
     source = model(body, result="float[n, 5] y", a=(4, 5), b=(5, 5), c=(5, 5))
-    assert outputs(source, "auto") == ["h"]
+    assert outputs(source, "last") == ["h"]
+    assert outputs(source, "auto") == ["r", "h"]
 
 
 def test_operator_table_names_composites():

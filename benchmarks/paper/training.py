@@ -1,7 +1,8 @@
 """The classifiers of the paper's MNIST tables, 784 → 200 → 200 → 10 with tanh: trained by torch, kept in a cache.
 
 Adam 1e-3, batches of 256, dropout 0.1 while training, pixels / 255, 55,000 rows. Epochs are as many as bring the
-test accuracy of seed 0 near that of the paper's backbone, whose errors the table is about. A pool of networks
+test accuracy of seed 0 near that of the paper's backbone, whose errors the table is about (`recipes.py` compares
+other ways to such a network). A pool of networks
 serves all seeds: the network of seed i is number i, its ensemble numbers i … i + 4, so that the ensembles of
 neighbouring seeds overlap but differ.
 """
@@ -30,11 +31,28 @@ MEMBERS = 5
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How a network is trained: by Adam, or by SGD where there is a momentum."""
+
+    epochs: int
+    batch: int = 256
+    rate: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float | None = None
+
+    def optimiser(self, net: nn.Module) -> torch.optim.Optimizer:
+        choices = {"lr": self.rate, "weight_decay": self.weight_decay}
+        if self.momentum is None:
+            return torch.optim.Adam(net.parameters(), **choices)
+        return torch.optim.SGD(net.parameters(), momentum=self.momentum, **choices)
+
+
+@dataclass(frozen=True)
 class Scale:
     """How much is computed; the second one is for trying that everything works."""
 
     training_rows: int = 55_000
-    epochs: dict[str, int] = field(default_factory=lambda: {"mnist": 10, "fashion_mnist": 3})
+    recipes: dict[str, Recipe] = field(default_factory=lambda: {"mnist": Recipe(10), "fashion_mnist": Recipe(3)})
     test_rows: int = 10_000
     all_layer_rows: int = 250  #: of each test set, where a row of data costs a Jacobian of all weights
     prior_steps: int = 50  #: of laplace-torch's search for the prior precision
@@ -44,7 +62,7 @@ class Scale:
 
 QUICK = Scale(
     training_rows=4_000,  # feature densities need more rows of each class than features
-    epochs={"mnist": 3, "fashion_mnist": 3},
+    recipes={"mnist": Recipe(3), "fashion_mnist": Recipe(3)},
     test_rows=500,
     all_layer_rows=32,
     prior_steps=3,
@@ -125,12 +143,12 @@ def plain(net: nn.Sequential) -> nn.Sequential:
 
 def load(name: str, number: int, scale: Scale, data: dict[str, np.ndarray]) -> Trained:
     """A network of the pool, trained unless it is in the cache."""
-    path = scale.folder / f"{name}_{scale.epochs[name]}_{number}.pt"
+    path = scale.folder / f"{name}_{scale.recipes[name].epochs}_{number}.pt"
     if not path.exists():
         say(f"training the {name} classifier {number}")
         scale.folder.mkdir(parents=True, exist_ok=True)
         started = time.process_time()
-        net = train(*tensors(data, "train"), scale.epochs[name], seed=number)
+        net = train(*tensors(data, "train"), scale.recipes[name], seed=number)
         torch.save({"weights": net.state_dict(), "seconds": time.process_time() - started}, path)
     kept = torch.load(path, weights_only=True)
     net = network()
@@ -138,12 +156,12 @@ def load(name: str, number: int, scale: Scale, data: dict[str, np.ndarray]) -> T
     return Trained(net.eval(), kept["seconds"])
 
 
-def train(x: torch.Tensor, y: torch.Tensor, epochs: int, *, seed: int, batch: int = 256) -> nn.Sequential:
+def train(x: torch.Tensor, y: torch.Tensor, recipe: Recipe, *, seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     net = network().train()
-    optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(x)).split(batch):
+    optimiser = recipe.optimiser(net)
+    for _ in range(recipe.epochs):
+        for rows in torch.randperm(len(x)).split(recipe.batch):
             optimiser.zero_grad()
             nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
             optimiser.step()
