@@ -49,6 +49,19 @@ def machine() -> str:
 def ratios(path: Path) -> str:
     """The cost of converted networks, and for the classifier what it buys."""
     rows = read(path)
+    processors = dict.fromkeys(row["processor"] for row in rows)
+    tables = (
+        f"### {processor}\n\n{_ratios([row for row in rows if row['processor'] == processor])}"
+        for processor in processors
+    )
+    return (
+        "AUROC: Fashion-MNIST test images against MNIST's; *exact* is the line with all 55,000 points and flat "
+        "search. The classifier's site is its last hidden layer but for `sites=auto`, the tool's default.\n\n"
+        + "\n".join(tables)
+    )
+
+
+def _ratios(rows: list[Row]) -> str:
     exact = next((r for r in rows if r["settings"] == "inducing=all index=flat" and r["auroc_bald"]), None)
     found = []
     for row in rows:
@@ -73,10 +86,7 @@ def ratios(path: Path) -> str:
         )
     head = ["network", "settings", "M", "index", "batch", "threads", "ratio", "control", "target", "met",
             "AUROC score (less exact)", "AUROC BALD (less exact)"]  # fmt: skip
-    return (
-        "AUROC: Fashion-MNIST test images against MNIST's; *exact* is the line with all 55,000 points and flat "
-        "search.\n\n" + table(head, found)
-    )
+    return table(head, found)
 
 
 def growth(path: Path) -> str:

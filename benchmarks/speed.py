@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=("ratios", "growth", "memory"))
     parser.add_argument("--network", nargs="+", choices=tuple(SITES), default=tuple(SITES))
+    parser.add_argument("--settings", nargs="+", help="of these cases only, as the table names them")
     parser.add_argument("--threads", nargs="+", type=int, default=None, help="1 2, or 1 if quick")
     parser.add_argument("--fresh", action="store_true", help="convert and measure again")
     parser.add_argument("--data", type=Path, default=DATA)
@@ -123,12 +124,15 @@ def main() -> None:
 
 
 def ratios(path: Path, options: argparse.Namespace) -> None:
-    results = Lines(path, ("network", "settings", "batch", "threads"), fresh=options.fresh or options.quick)
+    results = Lines(path, ("network", "settings", "batch", "threads", "processor"), fresh=options.fresh or options.quick)
+    here = machine()["processor"]
     for case in CASES:
         if case.network not in options.network or (options.quick and not case.quick):
             continue
+        if options.settings and case.label not in options.settings:
+            continue
         wanted = list(itertools.product(options.threads or ((1,) if options.quick else (1, 2)), case.batches))
-        wanted = [(t, b) for t, b in wanted if not results.has(case.network, case.label, b, t)]
+        wanted = [(t, b) for t, b in wanted if not results.has(case.network, case.label, b, t, here)]
         if not wanted:
             continue
         try:

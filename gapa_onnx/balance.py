@@ -1,14 +1,14 @@
-"""Several sites: each counts alike at the outputs.
+"""Several sites: each counts at the outputs, the last twice.
 
 By itself every site has the τ that makes the median of its own variance 0.05 c² (`calibrate`). What arrives
 of it at an output differs by orders of magnitude with the layers between, and the largest part hides what the
 others see. With m_i the median of an output's score over left-out calibration rows where site i alone adds
-variance, and n the number of sites that the output feels,
+variance, and w_i = 1 for the last of the sites that the output feels, ½ for the others,
 
-    f_i = m_last / (n m_i)      own variance of site i times f_i: both its τ and its ceiling A
+    f_i = w_i m_last / (m_i Σ w)      own variance of site i times f_i: both its τ and its ceiling A
 
-so that each site has the same median there, and all together have about that of the last one alone. As τ/A
-stays, the own variance is f_i times what it was also where it levels off, and no node is added. One pass is
+so that the others have half the median of the last one there, and all together have about that of the last one
+alone. Half: where the last site sees strange inputs well, alike would lose (docs/defaults.md). As τ/A stays, the own variance is f_i times what it was also where it levels off, and no node is added. One pass is
 exact where variances pass on linearly, and near enough behind normalisations, which saturate.
 """
 
@@ -29,6 +29,7 @@ from gapa_onnx.rewrite import rewrite
 from gapa_onnx.scores import ScoreSample, left_out_by_scale, share_name, site_nodes
 from gapa_onnx.settings import Settings
 
+EARLIER = 0.5  # what a site counts that is not the last, which counts 1
 FAINTEST = 1e-12  # of the largest median: a part that is less has died out, and its factor might overflow
 ROWS = 500  # at most: the median of so many is off by 6% of their standard deviation
 
@@ -42,7 +43,7 @@ def balanced(
     settings: Settings,
     progress: Progress = lambda text, done: None,
 ) -> Calibration:
-    """The calibration with sites that count alike; as it is for one site, and where τ was given."""
+    """The calibration with sites that count as said; as it is for one site, and where τ was given."""
     if len(calibration.fits) == 1 or settings.scale != "loo":
         return calibration
     # The epistemic part of classes is bounded, so that parts of it do not add up: variances are compared.
@@ -103,7 +104,8 @@ def factors(medians: np.ndarray) -> np.ndarray:
     for output, reached in enumerate(felt):
         present = medians[output, reached]
         if len(present):
-            logs[output, reached] = np.log(present[-1] / (present * len(present)))
+            weights = np.where(np.arange(len(present)) == len(present) - 1, 1.0, EARLIER)
+            logs[output, reached] = np.log(weights / weights.sum() * present[-1] / present)
     outputs = felt.sum(axis=0)
     return np.where(outputs > 0, np.exp(logs.sum(axis=0) / np.maximum(outputs, 1)), 1 / medians.shape[1])
 

@@ -188,12 +188,13 @@ def _bridge(scale: Scale) -> Iterator[Case]:
 
 
 def _placement(scale: Scale) -> Iterator[Case]:
-    for balanced, count in itertools.product((False, True), range(1, 5)):
+    series = {"added": None, "alike": 1.0, "half": 0.5}
+    for label, count in itertools.product(series, range(1, 5)):
         for sites in itertools.combinations(range(4), count):
             name = "+".join(str(site + 1) for site in sites)
-            reading = Reading(sites=sites, inducing="random", m=scale.m, balanced=balanced)
-            if not balanced or count > 1:
-                yield "balanced" if balanced else "added", name, reading
+            reading = Reading(sites=sites, inducing="random", m=scale.m, earlier=series[label])
+            if label == "added" or count > 1:
+                yield label, name, reading
 
 
 def _split(scale: Scale) -> Iterator[Case]:

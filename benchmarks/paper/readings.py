@@ -185,7 +185,8 @@ class Reading:
     multiple: float = 1.0
     target: float | None = 0.05  #: of the median leave-one-out share
     capped: bool = False
-    balanced: bool = False  #: several sites: each with the same median variance of the logits as the last has
+    #: several sites: median variance of the logits of each over that of the last; None adds them as they are
+    earlier: float | None = None
     metric: str = "euclidean"
     jitter: float = 1e-6
     bridge: str = "shared"
@@ -210,7 +211,7 @@ class Shares:
 
 def shares(subject: Subject, number: int, reading: Reading) -> Shares:
     """Kept: readings that differ behind the operator share its answers."""
-    plain = {"sites": None, "target": None, "capped": False, "balanced": False, "bridge": "shared"}
+    plain = {"sites": None, "target": None, "capped": False, "earlier": None, "bridge": "shared"}
     return _shares(subject, number, replace(reading, **plain))
 
 
@@ -286,13 +287,14 @@ def variances(subject: Subject, reading: Reading) -> tuple[np.ndarray, np.ndarra
     """Of the logits, for known and strange rows, (n, classes) each."""
     numbers = reading.sites or (len(subject.sites) - 1,)
     born = {number: shares(subject, number, reading) for number in numbers}
-    if not reading.balanced:
+    if reading.earlier is None:
         return tuple(_propagated(subject, born, reading, part) for part in ("known", "strange"))
     medians = [
         np.median(_propagated(subject, {number: born[number]}, reading, "left_out").mean(axis=1))
         for number in numbers
     ]
-    factors = medians[-1] / np.array(medians) / len(numbers)
+    weights = np.array([reading.earlier] * (len(numbers) - 1) + [1.0])
+    factors = weights / weights.sum() * medians[-1] / np.array(medians)
     return tuple(
         sum(
             factor * _propagated(subject, {number: born[number]}, reading, part)
