@@ -42,7 +42,7 @@ def draw(
                 color=COLOURS[data],
                 marker=MARKERS[network],
                 linestyle=STYLES[series.index(kind) % len(STYLES)],
-                markerfacecolor=COLOURS[data] if kind == series[0] else "white",
+                markerfacecolor=_filling(COLOURS[data], series.index(kind)),
                 markersize=4,
                 linewidth=1,
                 label=", ".join(filter(None, (network, data, kind))),
@@ -73,6 +73,11 @@ def _joined(order: Sequence[str], found: dict[str, float]) -> tuple[list[float],
         places += [*gap, place, *gap]
         heights += [*gap, found[value], *gap]
     return places, heights
+
+
+def _filling(colour: str, number: int) -> str | tuple[str, float]:
+    """Of markers that may stand without a line between: full, none, or some for the first, second and other series."""
+    return (colour, "white", (colour, 0.35))[min(number, 2)]
 
 
 def _key(row: dict[str, Any]) -> tuple[str, str, str]:
