@@ -2,8 +2,8 @@
 
 Settings are tried from the most exact to the cheapest: first as they were given, where what was left open
 (`auto`) takes the best, then with neighbourhoods that are prepared (`--solver cached`), then with fewer
-inducing points, then with fewer neighbours, then with one site where there are several. The data are read
-once; each candidate is fitted and emitted, and timed beside the source model with a control (`bench`). The
+inducing points, then with fewer neighbours. Where there are several sites, one with many points comes before
+several with few, if there is one output. The data are read once for each choice of sites; each candidate is fitted and emitted, and timed beside the source model with a control (`bench`). The
 first within the budget is taken, and what it gave up is told against the first tried.
 """
 
@@ -21,7 +21,7 @@ from gapa_onnx.data import DataSource
 from gapa_onnx.emit import emit
 from gapa_onnx.errors import UserError
 from gapa_onnx.rewrite import rewrite
-from gapa_onnx.settings import CACHED_INDEXES, Settings
+from gapa_onnx.settings import CACHED_INDEXES, LEAST_POINTS, Settings
 
 POINTS = (4000, 2500, 1500, 1000, 500, 250, 125, 64)
 FEWER_NEIGHBOURS = (20, 10)
@@ -66,9 +66,12 @@ def within_budget(
         )
     trials: list[Trial] = []
     tried, collected = plan, None
-    for candidate in candidates(settings, len(plan.sites)):
-        if candidate.sites != settings.sites:
-            tried, collected = analyse(plan.source, candidate), None
+    sites = settings.sites
+    # The last site alone might leave one of several outputs without a variance.
+    count = len(plan.sites) if len(plan.source.outputs) == 1 else 1
+    for candidate in candidates(settings, count):
+        if candidate.sites != sites:
+            sites, tried, collected = candidate.sites, analyse(plan.source, candidate), None
             require_convertible(tried, candidate)
         collected = collected or collect(tried, data, candidate, progress)
         calibration = fit(collected, candidate, progress)
@@ -105,17 +108,22 @@ def _ladder(settings: Settings, sites: int) -> Iterator[Settings]:
     yield replace(first, solver="exact") if settings.solver == "auto" else first
     index = settings.index if settings.index in CACHED_INDEXES else "auto"
     cached = replace(first, solver="cached", index=index)
-    yield cached
-    for m in POINTS:
-        if settings.k <= m and (m < first.most_points or first.inducing == "all"):
-            cached = replace(cached, m=m, inducing="kmeans" if cached.inducing == "all" else cached.inducing)
-            yield cached
+    if sites > 1:
+        yield cached
+        yield from _fewer_points(cached, LEAST_POINTS * settings.k)
+        cached = replace(cached, sites="last")
+    fewer = [cached, *_fewer_points(cached, settings.k)]
+    yield from fewer
     for k in FEWER_NEIGHBOURS:
         if k < settings.k:
-            cached = replace(cached, k=k)
-            yield cached
-    if sites > 1:
-        yield replace(cached, sites="last")
+            yield replace(fewer[-1], k=k)
+
+
+def _fewer_points(settings: Settings, least: int) -> Iterator[Settings]:
+    everything = settings.inducing == "all"
+    for m in POINTS:
+        if least <= m and (everything or m < settings.most_points):
+            yield replace(settings, m=m, inducing="kmeans" if everything else settings.inducing)
 
 
 def _trial(settings: Settings, calibration: Calibration, ratio: float, control: float) -> Trial:

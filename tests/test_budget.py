@@ -61,9 +61,13 @@ def test_one_site_in_place_of_several(measured):
 
 
 def test_candidates_get_cheaper_and_are_all_different():
-    found = list(candidates(Settings(m=2000, k=50, index="hnsw"), sites=2))
-    assert len(set(found)) == len(found)
-    assert found[0] == Settings(m=2000, k=50, index="hnsw", solver="exact") and found[-1].sites == "last"
+    every = list(candidates(Settings(m=2000, k=50, index="hnsw"), sites=2))
+    assert len(set(every)) == len(every)
+    assert every[0] == Settings(m=2000, k=50, index="hnsw", solver="exact")
+    several = [s for s in every if s.sites == "auto"]
+    assert several == every[: len(several)] and min(s.m for s in several) == 1000
+    found = every[len(several) :]
+    assert {s.sites for s in found} == {"last"} and found[0].m == 2000
     assert [s.m for s in found] == sorted((s.m for s in found), reverse=True)
     assert [s.k for s in found] == sorted((s.k for s in found), reverse=True)
     assert all(s.k <= s.m for s in found)
