@@ -40,8 +40,8 @@ class Site:
 
     @property
     def many(self) -> bool:
-        """Whether a row of the data has many queries: one for each token or pixel."""
-        return self.rank > 2 and self.layout in (Layout.ROWS, Layout.POSITIONS)
+        """Whether a row of the data has many queries, one for each token or pixel, or may have: the rank is not known."""
+        return (self.rank is None or self.rank > 2) and self.layout in (Layout.ROWS, Layout.POSITIONS)
 
     @property
     def prefix(self) -> str:

@@ -10,6 +10,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.load import load
 from gapa_onnx.placement import find_sites
 from gapa_onnx.settings import Settings
+from gapa_onnx.sites import Layout, Site
 
 
 def model(body: str, signature: str = "float[n, 4] x", result: str = "float[n, 2] y", **shapes):
@@ -51,6 +52,12 @@ def test_auto_also_takes_the_first_vector_of_fully_connected_layers(between, sit
     body = f"p = MatMul(x, a)  r = Tanh(p)  {between}  h = Relu(q)  y = MatMul(h, c)"
     source = model(body, a=(4, 5), b=(5, 5), bias=(5,), c=(5, 2))
     assert outputs(source, "auto") == sites
+
+
+@pytest.mark.parametrize("rank, many", [(1, False), (2, False), (3, True), (None, True)])
+def test_rows_of_unknown_rank_may_be_many_queries(rank, many):
+    assert Site("s", "z", "h", "Tanh", Layout.ROWS, rank).many == many
+    assert not Site("s", "z", "h", "Tanh", Layout.POOLED, rank).many
 
 
 def test_feature_maps_and_tokens_have_no_first_vector():
