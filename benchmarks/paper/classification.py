@@ -6,7 +6,8 @@
     acc nll ece        of the predicted probabilities on the test set
     ood bald score     AUROC against the test images of the other data set: by the entropy of the
                        probabilities, by its epistemic part, by the method's own score
-    argmax_changed     rows of both test sets whose most probable class is not the network's
+    argmax_changed     rows of both test sets whose most probable class is not the network's, which for converted
+                       files is the source file in onnxruntime: torch rounds otherwise, and ties fall otherwise
     fit_seconds        CPU seconds on one thread from the trained network to the method ready for use
     ratio, control     time of a batch over MAP's, and MAP's over itself, in turns in one process (`gapa_onnx.bench`);
                        for converted files over the source file in onnxruntime, for the others over torch
@@ -29,7 +30,7 @@ from typing import Any
 import faiss
 import numpy as np
 import torch
-from converted import CONVERTED, Converted
+from converted import CONVERTED, Converted, source_predictor
 from peers import PEERS, Answer, Fitted, Predict, Row, in_batches
 from training import DATA_SETS, HERE, QUICK, Problem, Scale, problem
 
@@ -109,7 +110,8 @@ def measured(row: Row, task: Problem, outside: np.ndarray) -> dict[str, Any]:
     x, labels = task.data["x_test"][:most], task.data["y_test"][:most].astype(np.int64)
     outside = outside[:most]
     known, strange = (in_batches(fitted.predict, rows, row.batch) for rows in (x, outside))
-    best = [in_batches(MAP.fit(task).predict, rows, 1000).probs.argmax(axis=1) for rows in (x, outside)]
+    plainly = source_predictor(task) if isinstance(row, Converted) else MAP.fit(task).predict
+    best = [in_batches(plainly, rows, row.batch).probs.argmax(axis=1) for rows in (x, outside)]
     return {
         "rows": len(x),
         **quality(known, strange, labels),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from peers import Answer, Predict, Row
+from scipy.special import softmax
 from training import Problem
 
 import gapa_onnx
@@ -50,6 +51,12 @@ def predictor(path: Path) -> Callable[[np.ndarray], Answer]:
         return Answer(probs.astype(np.float64), epistemic, score)
 
     return predict
+
+
+def source_predictor(problem: Problem) -> Predict:
+    """The network as onnxruntime runs it."""
+    session = gapa_onnx.session(problem.onnx_path, gapa_onnx.runtime.session_options(threads=1))
+    return lambda x: Answer(softmax(session.run(["logits"], {"x": x})[0].astype(np.float64), axis=1))
 
 
 # The paper compresses its cache of training activations "optionally" and names no number of points for its table, so
