@@ -174,12 +174,12 @@ def compare_all(folder: Path, fresh: bool, quick: bool) -> None:
     for name in DATA:
         for core in (None, best_blas_core()):
             lines = Lines(folder / "native_kernel.csv", FAISS_KEY, fresh=False)
-            if fresh or not lines.has(name, core or AS_INSTALLED):
+            if fresh or not lines.has(name, core or AS_INSTALLED, machine()["processor"]):
                 call = [sys.executable, __file__, "--compare", name, *(["--quick"] if quick else [])]
                 subprocess.run(call, env=os.environ | ({BLAS_CORE: core} if core else {}), check=True)
 
 
-FAISS_KEY = ("rows", "blas_core")
+FAISS_KEY = ("rows", "blas_core", "processor")
 AS_INSTALLED = "as installed"
 
 

@@ -118,7 +118,7 @@ def memory(path: Path) -> str:
 def kernel(path: Path) -> str:
     """Search and solve by the native library beside FAISS's search alone."""
     rows = read(path)
-    head = ["rows", "points", "queries", "blas_core", "ratio", "quartiles", "control", "us_per_query",
+    head = ["processor", "rows", "points", "queries", "blas_core", "ratio", "quartiles", "control", "us_per_query",
             "faiss_us_per_query", "same_neighbours"]  # fmt: skip
     sizes = {(row["d"], row["k"], row["threads"]) for row in rows}
     return (
