@@ -29,6 +29,7 @@ RECIPES = {
     "Adam, weight decay 1e-4": Recipe(9, batch=100, weight_decay=1e-4),
     "SGD": Recipe(36, batch=100, rate=0.05, weight_decay=3e-4, momentum=0.5),
 }
+QUICK = {"SGD": replace(RECIPES["SGD"], epochs=1)}
 ROWS = ("DDU", "GAPA-Diag", "gapa-onnx", "gapa-onnx last layer")
 KEY = ("recipe", "row", "seed")
 
@@ -42,8 +43,7 @@ def main() -> None:
     one_thread()
     outside = images(DATA_SETS[NAME], options.data)["x_test"]
     for seed in range(1 if options.quick else options.seeds):
-        for label, recipe in RECIPES.items():
-            recipe = replace(recipe, epochs=1) if options.quick else recipe
+        for label, recipe in (QUICK if options.quick else RECIPES).items():
             place = scale.folder / "recipes" / label.replace(" ", "_").replace(",", "")
             place.mkdir(parents=True, exist_ok=True)
             task = problem(NAME, seed, replace(scale, recipes={NAME: recipe}, folder=place), options.data)
