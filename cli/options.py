@@ -74,7 +74,8 @@ Sites = Annotated[
     typer.Option(
         "--sites",
         metavar="S",
-        help="auto (the input of the last layer; the first hidden vector too, where layers are fully connected), last, all, or names of nodes or tensors, "
+        help="auto (the input of the last layer; the first hidden vector too, where layers are fully connected), "
+        "last, all, or names of nodes or tensors, "
         "separated by commas, each with an optional :rows, :positions, :pooled or :flat.",
     ),
 ]

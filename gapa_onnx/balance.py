@@ -8,7 +8,8 @@ variance, and w_i = 1 for the last of the sites that the output feels, ½ for th
     f_i = w_i m_last / (m_i Σ w)      own variance of site i times f_i: both its τ and its ceiling A
 
 so that the others have half the median of the last one there, and all together have about that of the last one
-alone. Half: where the last site sees strange inputs well, alike would lose (docs/defaults.md). As τ/A stays, the own variance is f_i times what it was also where it levels off, and no node is added. One pass is
+alone. Half: where the last site sees strange inputs well, alike would lose (docs/defaults.md). As τ/A stays,
+the own variance is f_i times what it was also where it levels off, and no node is added. One pass is
 exact where variances pass on linearly, and near enough behind normalisations, which saturate.
 """
 

@@ -3,7 +3,8 @@
 Settings are tried from the most exact to the cheapest: first as they were given, where what was left open
 (`auto`) takes the best, then with neighbourhoods that are prepared (`--solver cached`), then with fewer
 inducing points, then with fewer neighbours. Where there are several sites, one with many points comes before
-several with few, if there is one output. The data are read once for each choice of sites; each candidate is fitted and emitted, and timed beside the source model with a control (`bench`). The
+several with few, if there is one output. The data are read once for each choice of sites; each candidate is
+fitted and emitted, and timed beside the source model with a control (`bench`). The
 first within the budget is taken, and what it gave up is told against the first tried.
 """
 
