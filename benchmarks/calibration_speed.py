@@ -26,17 +26,17 @@ import numpy as np
 import onnx
 from lines import machine
 
-from gapa_onnx.analyse import analyse
-from gapa_onnx.calibrate import fit
-from gapa_onnx.collect import collect
-from gapa_onnx.complete import complete
 from gapa_onnx.data import open_data
-from gapa_onnx.emit import emit
-from gapa_onnx.load import load
-from gapa_onnx.rewrite import rewrite
-from gapa_onnx.runtime import open_session, session_options
+from gapa_onnx.emit.emit import emit
+from gapa_onnx.emit.rewrite import rewrite
+from gapa_onnx.fit.calibrate import fit
+from gapa_onnx.fit.collect import collect
+from gapa_onnx.measure.verify import verify
+from gapa_onnx.model.load import load
+from gapa_onnx.plan.analyse import analyse
+from gapa_onnx.sessions.runtime import open_session, session_options
 from gapa_onnx.settings import Settings
-from gapa_onnx.verify import verify
+from gapa_onnx.settle.complete import complete
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = (("two layers", 60_000, 200), ("two layers", 1_000_000, 64), ("resnet20", 50_000, 64))

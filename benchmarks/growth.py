@@ -13,11 +13,11 @@ import onnx
 from lines import Lines, machine, say
 from onnx import helper, numpy_helper
 
-from gapa_onnx import bench
 from gapa_onnx.errors import UserError
+from gapa_onnx.measure import bench
+from gapa_onnx.measure.profiling import open_quiet
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
 from gapa_onnx.op.index import Index, build_index
-from gapa_onnx.profiling import open_quiet
 
 USUAL = {"m": 10_000, "k": 50, "d": 200, "batch": 256}
 GROWTH = {

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -36,9 +35,9 @@ from backbones import CACHE
 from lines import Lines, machine, say
 from onnx import TensorProto, helper, numpy_helper
 
-from gapa_onnx import bench
+from gapa_onnx.measure import bench
 from gapa_onnx.op.contract import CLASSES, DOMAIN, SCHEMAS, VERSION, OpSchema
-from gapa_onnx.runtime import library_path, session
+from gapa_onnx.sessions.runtime import library_path, session
 
 RESULTS = Path(__file__).parent / "results"
 DIM, NEIGHBOURS, POINTS, THREADS = 200, 50, 55_000, 2

@@ -25,7 +25,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
 
-from gapa_onnx.noise import fit_noise
+from gapa_onnx.settle.noise import fit_noise
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"

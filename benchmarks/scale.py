@@ -20,8 +20,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from gapa_onnx import convert
-from gapa_onnx.analyse import analyse
-from gapa_onnx.load import load
+from gapa_onnx.model.load import load
+from gapa_onnx.plan.analyse import analyse
 from gapa_onnx.settings import Settings
 
 WIDTH = 8

@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py [--quick] [--only ratios growth memory] [--network N …] [--fresh] [--data FOLDER]
 
-    ratios   the networks of CASES converted, and `gapa_onnx.bench` on them. For the Fashion-MNIST classifier
+    ratios   the networks of CASES converted, and `gapa_onnx.measure.bench` on them. For the Fashion-MNIST classifier
              also the AUROC of score and BALD against MNIST, to be held against exact search in all 55,000 rows
              (the line with inducing=all, index=flat)                            -> results/speed.csv
     growth   one operator by itself against M, K, d and batch                    -> results/speed_growth.csv, .png
@@ -36,8 +36,9 @@ from lines import Lines, machine, say
 from sklearn.metrics import roc_auc_score
 
 import gapa_onnx
-from gapa_onnx import bench, provenance
+from gapa_onnx import record as provenance
 from gapa_onnx.errors import UserError
+from gapa_onnx.measure import bench
 from gapa_onnx.settings import Settings
 
 MLP = "fashion_mlp"
@@ -124,7 +125,9 @@ def main() -> None:
 
 
 def ratios(path: Path, options: argparse.Namespace) -> None:
-    results = Lines(path, ("network", "settings", "batch", "threads", "processor"), fresh=options.fresh or options.quick)
+    results = Lines(
+        path, ("network", "settings", "batch", "threads", "processor"), fresh=options.fresh or options.quick
+    )
     here = machine()["processor"]
     for case in CASES:
         if case.network not in options.network or (options.quick and not case.quick):

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import zoo  # noqa: E402
 
 from gapa_onnx import UserError, convert  # noqa: E402
-from gapa_onnx.load import load  # noqa: E402
+from gapa_onnx.model.load import load  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("model", "opset", "nodes", "sites", "result", "added_nodes", "outputs", "seconds", "detail")

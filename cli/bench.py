@@ -13,7 +13,7 @@ from gapa_onnx.cli.console import console, note, print_json, progress_bar, quiet
 from gapa_onnx.errors import UserError
 
 if TYPE_CHECKING:
-    from gapa_onnx.bench import Measurement, Refusal
+    from gapa_onnx.measure.bench import Measurement, Refusal
 
 BATCHES = (1, 32, 256)
 _Data = Annotated[
@@ -57,9 +57,9 @@ def bench(
     The three take turns in one process. Where the source differs from itself by more than 0.03, no figure is
     given, and the exit code is 1.
     """
-    from gapa_onnx.bench import Measurement, fixed_batch, measure, require_pair
-    from gapa_onnx.load import load
-    from gapa_onnx.runtime import library_path
+    from gapa_onnx.measure.bench import Measurement, fixed_batch, measure, require_pair
+    from gapa_onnx.model.load import load
+    from gapa_onnx.sessions.runtime import library_path
 
     images = options.image_options(image_mean, image_std)
     sizes, counts = _counts("--batch", batch), _counts("--threads", threads)
@@ -108,7 +108,7 @@ def bench(
 
 def record(found: Measurement | Refusal) -> dict[str, Any]:
     """A measurement as JSON; of a refusal all but the ratio, which is not to be trusted."""
-    from gapa_onnx.bench import Refusal
+    from gapa_onnx.measure.bench import Refusal
 
     comparison = asdict(found.comparison)
     answer = {"batch": found.batch, "threads": found.threads, **comparison}

@@ -75,7 +75,7 @@ def quiet_runtime() -> None:
 
 def say_if_portable() -> None:
     """What that warning says, in our own form; a command calls it once."""
-    from gapa_onnx.runtime import library_path
+    from gapa_onnx.sessions.runtime import library_path
 
     if library_path() is None:
         note("the native library is missing: running the portable function, which is slower")

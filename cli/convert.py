@@ -135,12 +135,12 @@ def _rehearse(
     as_json: bool,
 ) -> int:
     """Everything up to the first batch of data: whatever would stop a conversion early is found."""
-    from gapa_onnx.analyse import analyse, require_convertible
     from gapa_onnx.cli import records, render
     from gapa_onnx.compiler import writable
     from gapa_onnx.data import open_data
-    from gapa_onnx.load import load
-    from gapa_onnx.targets import read_targets
+    from gapa_onnx.model.load import load
+    from gapa_onnx.plan.analyse import analyse, require_convertible
+    from gapa_onnx.plan.targets import read_targets
 
     writable(out)
     plan = analyse(load(model), settings)
@@ -162,9 +162,9 @@ def _rehearse(
 
 
 def _show(conversion: Conversion, calib: str, as_json: bool) -> int:
-    from gapa_onnx import provenance
-    from gapa_onnx.analyse import refusal_table
+    from gapa_onnx import record as provenance
     from gapa_onnx.cli import render
+    from gapa_onnx.plan.analyse import refusal_table
 
     record = provenance.read(conversion.model)
     failed = [check for check in conversion.checks if not check.passed]

@@ -18,9 +18,9 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from gapa_onnx.load import SourceModel
+from gapa_onnx.model.load import SourceModel
 from gapa_onnx.settings import Settings
-from gapa_onnx.sites import Layout, Site
+from gapa_onnx.variance.sites import Layout, Site
 
 _DEFAULTS = Settings()
 _UNCOUNTED = {

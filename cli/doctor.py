@@ -71,7 +71,7 @@ def _versions() -> list[Finding]:
 def _runtime() -> Finding:
     import onnxruntime
 
-    from gapa_onnx.runtime import OLDEST_RUNTIME, runtime_version
+    from gapa_onnx.sessions.runtime import OLDEST_RUNTIME, runtime_version
 
     oldest = ".".join(map(str, OLDEST_RUNTIME))
     works = runtime_version() >= OLDEST_RUNTIME
@@ -100,7 +100,7 @@ def _cpu() -> Finding:
 
 
 def _library() -> list[Finding]:
-    from gapa_onnx.runtime import LIBRARY_VARIABLE, library_path
+    from gapa_onnx.sessions.runtime import LIBRARY_VARIABLE, library_path
 
     library = library_path()
     if library is not None:
@@ -117,7 +117,7 @@ def _answer(name: str, library: Path | None) -> Finding:
     import onnxruntime
 
     from gapa_onnx.op import reference
-    from gapa_onnx.runtime import first_line, session_options
+    from gapa_onnx.sessions.runtime import first_line, session_options
 
     model, tensors = _tiny_model()
     queries = np.random.default_rng(1).normal(size=(32, 3)).astype(np.float32)  # (n, d)

@@ -67,8 +67,8 @@ def evaluate(
 ) -> int:
     """Measure accuracy, calibration and detection of a converted file, beside its source by itself."""
     from gapa_onnx.cli import render_evaluation
-    from gapa_onnx.evaluation.evaluate import evaluate as measure
-    from gapa_onnx.evaluation.record import record_of
+    from gapa_onnx.measure.evaluation.evaluate import evaluate as measure
+    from gapa_onnx.measure.evaluation.record import record_of
 
     images = options.image_options(image_mean, image_std)
     _require_places(report, figures)
@@ -89,7 +89,7 @@ def evaluate(
     say_if_portable()
     written = []
     if report is not None or figures is not None:
-        from gapa_onnx.evaluation.report import write_figures, write_report
+        from gapa_onnx.measure.evaluation.report import write_figures, write_report
 
         if report is not None:
             write_report(found, report)

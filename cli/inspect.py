@@ -10,14 +10,14 @@ from gapa_onnx.cli.console import print_json
 from gapa_onnx.errors import UserError
 
 if TYPE_CHECKING:
-    from gapa_onnx.load import SourceModel
+    from gapa_onnx.model.load import SourceModel
 
 
 def inspect(model: options.Model, sites: options.Sites = "auto", as_json: options.Json = False) -> int:
     """Show a model's sites, operators and cost, or a converted file's provenance."""
-    from gapa_onnx import provenance
+    from gapa_onnx import record as provenance
     from gapa_onnx.cli import records, render
-    from gapa_onnx.load import read_proto
+    from gapa_onnx.model.load import read_proto
 
     proto = read_proto(model)
     record = provenance.read(proto)
@@ -40,10 +40,10 @@ def inspect(model: options.Model, sites: options.Sites = "auto", as_json: option
 
 
 def _source_record(path: Path, sites: str) -> dict[str, Any]:
-    from gapa_onnx.analyse import analyse, operator_table
     from gapa_onnx.cli import cost, records
-    from gapa_onnx.load import load
-    from gapa_onnx.placement import find_sites
+    from gapa_onnx.model.load import load
+    from gapa_onnx.plan.analyse import analyse, operator_table
+    from gapa_onnx.plan.placement import find_sites
     from gapa_onnx.settings import Settings
 
     source = load(path)
@@ -74,7 +74,7 @@ def _source_record(path: Path, sites: str) -> dict[str, Any]:
 
 def _float_tensors(source: SourceModel) -> list[str]:
     """Where a site could be named, for a model without an obvious place."""
-    from gapa_onnx.rules.view import is_float
+    from gapa_onnx.model.dtypes import is_float
 
     return [
         tensor.name

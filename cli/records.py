@@ -6,9 +6,9 @@ from typing import Any
 
 import onnx
 
-from gapa_onnx.analyse import Plan
-from gapa_onnx.load import SourceModel
-from gapa_onnx.sites import Site
+from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.analyse import Plan
+from gapa_onnx.variance.sites import Site
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from gapa_onnx.cli.console import console
 
 if TYPE_CHECKING:
-    from gapa_onnx.threshold import Threshold
+    from gapa_onnx.settle.thresholds import Threshold
 
 MOST_NODES = 3  # names shown in a cell
 MOST_TENSORS = 40
@@ -301,7 +301,10 @@ def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("cost", "in multiply-adds per sample, an estimate"),
         ("", f"model {count(cost['model'])}, sites {count(cost['sites'])}, together {ratio}"),
-        ("", "per query M·d to search; to solve K·d + K²/2 where neighbourhoods are prepared, else K²·d + K³/3"),
+        (
+            "",
+            "per query M·d to search; to solve K·d + K²/2 where neighbourhoods are prepared, else K²·d + K³/3",
+        ),
     ]
 
 

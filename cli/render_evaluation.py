@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gapa_onnx.cli.console import console
 from gapa_onnx.cli.render import new_table
-from gapa_onnx.evaluation.result import Evaluation
+from gapa_onnx.measure.evaluation.result import Evaluation
 
 _TITLES = {
     "accuracy": "ACC",

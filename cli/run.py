@@ -31,7 +31,7 @@ def run(
     """Run a converted file, or any other model, over data."""
     from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
     from gapa_onnx.data import open_data
-    from gapa_onnx.inference import answers, input_specs, open_model, provenance_of
+    from gapa_onnx.sessions.inference import answers, input_specs, open_model, provenance_of
 
     write = writer(predictions) if predictions else None
     images = options.image_options(image_mean, image_std)

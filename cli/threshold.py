@@ -43,7 +43,7 @@ def threshold(
     """Show or move the line beyond which a converted file flags an input; nothing else changes."""
     from gapa_onnx.cli import render
     from gapa_onnx.compiler import writable
-    from gapa_onnx.threshold import ROWS_BEYOND, set_threshold, thresholds
+    from gapa_onnx.settle.thresholds import ROWS_BEYOND, set_threshold, thresholds
 
     if quantile is not None and value is not None:
         raise UserError("--quantile and --value say the same thing", "leave one of them out")

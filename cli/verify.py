@@ -26,12 +26,12 @@ def verify(
     as_json: options.Json = False,
 ) -> int:
     """Check a converted file: outputs bit-equal, variances sound, native = portable = reference."""
-    from gapa_onnx import provenance
+    from gapa_onnx import record as provenance
     from gapa_onnx.cli import render
     from gapa_onnx.data import open_data
-    from gapa_onnx.load import load, read_proto
-    from gapa_onnx.verify import Check
-    from gapa_onnx.verify import verify as check_promises
+    from gapa_onnx.measure.verify import Check
+    from gapa_onnx.measure.verify import verify as check_promises
+    from gapa_onnx.model.load import load, read_proto
 
     images = options.image_options(image_mean, image_std)
     quiet_runtime()

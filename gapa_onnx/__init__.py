@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from gapa_onnx.compiler import Conversion, convert
     from gapa_onnx.data import ImageOptions
     from gapa_onnx.errors import UserError
-    from gapa_onnx.evaluation.evaluate import evaluate
-    from gapa_onnx.evaluation.report import write_figures, write_report
-    from gapa_onnx.evaluation.result import Evaluation
-    from gapa_onnx.runtime import library_path, session
+    from gapa_onnx.measure.evaluation.evaluate import evaluate
+    from gapa_onnx.measure.evaluation.report import write_figures, write_report
+    from gapa_onnx.measure.evaluation.result import Evaluation
+    from gapa_onnx.sessions.runtime import library_path, session
     from gapa_onnx.settings import Settings
-    from gapa_onnx.threshold import Threshold, set_threshold, thresholds
+    from gapa_onnx.settle.thresholds import Threshold, set_threshold, thresholds
 
 _HOME = {
     "Conversion": "compiler",
     "convert": "compiler",
     "ImageOptions": "data",
     "UserError": "errors",
-    "Evaluation": "evaluation.result",
-    "evaluate": "evaluation.evaluate",
-    "write_figures": "evaluation.report",
-    "write_report": "evaluation.report",
-    "library_path": "runtime",
-    "session": "runtime",
+    "Evaluation": "measure.evaluation.result",
+    "evaluate": "measure.evaluation.evaluate",
+    "write_figures": "measure.evaluation.report",
+    "write_report": "measure.evaluation.report",
+    "library_path": "sessions.runtime",
+    "session": "sessions.runtime",
     "Settings": "settings",
-    "Threshold": "threshold",
-    "set_threshold": "threshold",
-    "thresholds": "threshold",
+    "Threshold": "settle.thresholds",
+    "set_threshold": "settle.thresholds",
+    "thresholds": "settle.thresholds",
 }
 
 __all__ = [

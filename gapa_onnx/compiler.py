@@ -20,21 +20,22 @@ from typing import Any
 
 import onnx
 
-from gapa_onnx import provenance
-from gapa_onnx.analyse import Plan, analyse, require_convertible
-from gapa_onnx.balance import balanced
-from gapa_onnx.budget import budget_record, within_budget
-from gapa_onnx.calibrate import Calibration, calibrate
-from gapa_onnx.complete import complete
+from gapa_onnx import record as provenance
 from gapa_onnx.data import ImageOptions, open_data
-from gapa_onnx.emit import emit, save
+from gapa_onnx.emit.emit import emit
+from gapa_onnx.emit.rewrite import rewrite
 from gapa_onnx.errors import UserError
-from gapa_onnx.load import load
-from gapa_onnx.rewrite import rewrite
-from gapa_onnx.scale import scaled_by_targets
+from gapa_onnx.fit.calibrate import Calibration, calibrate
+from gapa_onnx.measure.budget import budget_record, within_budget
+from gapa_onnx.measure.verify import Check, verify
+from gapa_onnx.model.load import load
+from gapa_onnx.model.writing import save
+from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
+from gapa_onnx.plan.targets import read_targets
 from gapa_onnx.settings import Settings
-from gapa_onnx.targets import read_targets
-from gapa_onnx.verify import Check, verify
+from gapa_onnx.settle.complete import complete
+from gapa_onnx.settle.scaling import scaled_by_targets
+from gapa_onnx.settle.weighing import balanced
 
 VERIFIED_ROWS = 64
 

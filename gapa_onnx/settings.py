@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gapa_onnx.errors import UserError
-
-if TYPE_CHECKING:
-    from gapa_onnx.rules import Options
 
 INDUCING = ("kmeans", "fps", "random", "all")
 INDEXES = ("auto", "flat", "ivf", "hnsw", "ivfpq")
@@ -124,13 +120,6 @@ class Settings:
     @property
     def cut(self) -> bool:
         return self.on_unsupported == "cut"
-
-    @property
-    def rule_options(self) -> Options:
-        """The choices that rules ask for."""
-        from gapa_onnx.rules import Options
-
-        return Options(attention=self.attention)
 
 
 def require_quantile(option: str, quantile: float) -> None:

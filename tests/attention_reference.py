@@ -7,7 +7,7 @@ import onnx
 from onnx import helper
 from rule_checks import run_with_variances, session
 
-from gapa_onnx.rules import Options
+from gapa_onnx.variance.rules import Options
 
 FULL = Options(attention="full")
 SINGLE = 2e-5  # some hundred operations in float32; onnxruntime's exponentials err by 1e-6

@@ -13,11 +13,11 @@ from onnx.reference.op_run import OpRun
 from reference_ops import OPERATORS
 from rule_checks import Erf, GlobalMaxPool, parse, session
 
-from gapa_onnx.covariance import output_covariance
-from gapa_onnx.load import load
-from gapa_onnx.propagation import propagate
-from gapa_onnx.sites import Layout, Site
-from gapa_onnx.splice import splice
+from gapa_onnx.model.load import load
+from gapa_onnx.model.splice import splice
+from gapa_onnx.variance.covariance import output_covariance
+from gapa_onnx.variance.propagation import propagate
+from gapa_onnx.variance.sites import Layout, Site
 
 SINGLE = np.float32
 STEP = 1e-5  # central differences in float64 err by STEP² |f'''| / 6 + ε |f| / STEP, some 1e-10

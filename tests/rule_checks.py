@@ -29,13 +29,13 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from reference_ops import OPERATORS
 
-from gapa_onnx.graph import Value, VarianceGraph
-from gapa_onnx.load import load
-from gapa_onnx.propagation import Propagation, propagate
-from gapa_onnx.rules import TABLE, Accuracy, Options
-from gapa_onnx.rules.view import variance_dtype
-from gapa_onnx.sites import Layout, Site
-from gapa_onnx.splice import splice
+from gapa_onnx.model.dtypes import variance_dtype
+from gapa_onnx.model.load import load
+from gapa_onnx.model.splice import splice
+from gapa_onnx.variance.graph import Value, VarianceGraph
+from gapa_onnx.variance.propagation import Propagation, propagate
+from gapa_onnx.variance.rules import TABLE, Accuracy, Options
+from gapa_onnx.variance.sites import Layout, Site
 
 NEWEST_OPSET = 26  #: that onnxruntime runs
 STEP = 1e-5

@@ -8,10 +8,10 @@ import pytest
 from scipy.stats import spearmanr
 
 import gapa_onnx
-from gapa_onnx import provenance
+from gapa_onnx import record as provenance
 from gapa_onnx.compiler import convert
 from gapa_onnx.errors import UserError
-from gapa_onnx.tasks import Task
+from gapa_onnx.plan.tasks import Task
 
 DENSE = "z = MatMul(x, w1)  h = Tanh(z)  l = MatMul(h, w2)  "
 MAPS = "z = Conv(x, w1)  h = Relu(z)  l = Conv(h, w2)  "

@@ -10,9 +10,9 @@ from onnx import helper
 from rule_checks import parse, run_with_variances, session, squared_jacobian_product
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.graph import VarianceGraph
-from gapa_onnx.rules import TABLE, NodeView, Options, VirtualNode
 from gapa_onnx.settings import Settings
+from gapa_onnx.variance.graph import VarianceGraph
+from gapa_onnx.variance.rules import TABLE, NodeView, Options, VirtualNode
 
 MODES = pytest.mark.parametrize("options", [Options(), FULL], ids=["values", "full"])
 

@@ -10,17 +10,18 @@ import onnx
 import pytest
 from test_scores import share_without
 
-from gapa_onnx import budget, provenance
-from gapa_onnx.analyse import analyse
-from gapa_onnx.balance import balanced, factors, medians_alone
-from gapa_onnx.calibrate import Calibration, calibrate
+from gapa_onnx import record as provenance
 from gapa_onnx.compiler import Conversion, convert
-from gapa_onnx.complete import complete
 from gapa_onnx.data import open_data
-from gapa_onnx.emit import emit
-from gapa_onnx.load import load
-from gapa_onnx.rewrite import rewrite
+from gapa_onnx.emit.emit import emit
+from gapa_onnx.emit.rewrite import rewrite
+from gapa_onnx.fit.calibrate import Calibration, calibrate
+from gapa_onnx.measure import budget
+from gapa_onnx.model.load import load
+from gapa_onnx.plan.analyse import analyse
 from gapa_onnx.settings import Settings
+from gapa_onnx.settle.complete import complete
+from gapa_onnx.settle.weighing import balanced, factors, medians_alone
 
 DEEP = """net (float[n, 4] x) => (float[n, 3] y) {
     z1 = MatMul(x, w1)  h1 = Tanh(z1)  z2 = MatMul(h1, w2)  h2 = Tanh(z2)

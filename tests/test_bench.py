@@ -12,11 +12,12 @@ import pytest
 from onnx import helper, numpy_helper
 
 import gapa_onnx
-from gapa_onnx import bench, profiling, provenance
+from gapa_onnx import record as provenance
 from gapa_onnx.cli import main
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
-from gapa_onnx.load import load
+from gapa_onnx.measure import bench, profiling
+from gapa_onnx.model.load import load
 
 MODELS = Path(__file__).parent.parent / "models"
 SOURCE = MODELS / "digits_mlp.onnx"

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gapa_onnx import budget, provenance
-from gapa_onnx.bench import Refusal
-from gapa_onnx.budget import candidates
+from gapa_onnx import record as provenance
 from gapa_onnx.compiler import convert
 from gapa_onnx.errors import UserError
+from gapa_onnx.measure import budget
+from gapa_onnx.measure.bench import Refusal
+from gapa_onnx.measure.budget import candidates
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
 from gapa_onnx.settings import Settings
 
@@ -44,7 +45,9 @@ def measured(monkeypatch) -> list:
 
 def test_the_most_exact_that_fits_is_taken(measured):
     for allowed, solver, m in ((7, "exact", 400), (1.45, "cached", 400), (1.3, "cached", 250)):
-        conversion = convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=allowed, m=400, k=20, sites="last")
+        conversion = convert(
+            MODELS / "digits_mlp.onnx", CALIBRATION, budget=allowed, m=400, k=20, sites="last"
+        )
         record = provenance.read(conversion.model)
         assert (record["settings"]["solver"], record["settings"]["m"]) == (solver, m)
         assert record["budget"] == allowed

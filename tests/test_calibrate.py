@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 import pytest
 
-from gapa_onnx.analyse import analyse
-from gapa_onnx.calibrate import calibrate, fit
-from gapa_onnx.collect import collect
 from gapa_onnx.data import open_data
-from gapa_onnx.load import load
+from gapa_onnx.fit.calibrate import calibrate, fit
+from gapa_onnx.fit.collect import collect
+from gapa_onnx.model.load import load
+from gapa_onnx.plan.analyse import analyse
 from gapa_onnx.settings import Settings
 
 

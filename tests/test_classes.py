@@ -17,12 +17,12 @@ from onnx import TensorProto, helper, numpy_helper
 from test_function import LEVELS, NEWEST, session
 
 import gapa_onnx
-from gapa_onnx.heads import reference
-from gapa_onnx.heads.points import Points, latin, samples
+from gapa_onnx.measure.verify import split_tolerance, verify
 from gapa_onnx.op import classes as body
 from gapa_onnx.op.contract import CLASSES, DOMAIN, VERSION
-from gapa_onnx.runtime import register, session_options
-from gapa_onnx.verify import split_tolerance, verify
+from gapa_onnx.plan.heads import reference
+from gapa_onnx.plan.heads.points import Points, latin, samples
+from gapa_onnx.sessions.runtime import register, session_options
 
 MODELS = Path(__file__).parent.parent / "models"
 ROLES = [port.name for port in CLASSES.outputs]

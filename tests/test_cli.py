@@ -22,7 +22,7 @@ from onnx import numpy_helper
 
 from gapa_onnx.cli import main
 from gapa_onnx.cli.help_pages import COMMANDS, help_pages
-from gapa_onnx.runtime import LIBRARY_VARIABLE, library_path
+from gapa_onnx.sessions.runtime import LIBRARY_VARIABLE, library_path
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "digits_mlp.onnx"
@@ -137,7 +137,7 @@ def test_dry_run_meets_the_errors_of_a_real_run(capsys, folder):
 
 def test_failed_check_writes_nothing(capsys, folder, monkeypatch):
     from gapa_onnx import compiler
-    from gapa_onnx.verify import Check
+    from gapa_onnx.measure.verify import Check
 
     monkeypatch.setattr(compiler, "verify", lambda *_: [Check("a promise", False, "broken on purpose")])
     arguments = (
@@ -630,7 +630,7 @@ def test_debug_shows_the_trace(capsys):
 
 
 def test_a_bug_ends_in_a_traceback(folder):
-    broken = "import gapa_onnx.load as step; step.load = None"
+    broken = "import gapa_onnx.model.load as step; step.load = None"
     script = f"{broken}\nfrom gapa_onnx.cli import main\nmain(['inspect', {str(MODEL)!r}])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 1 and "TypeError" in done.stderr

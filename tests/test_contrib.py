@@ -13,8 +13,8 @@ from onnx import helper, numpy_helper
 from rule_checks import parse, propagate_inputs, run_with_variances
 
 import gapa_onnx
-from gapa_onnx.load import load
-from gapa_onnx.rules import TABLE, Deterministic, Options, Refusal
+from gapa_onnx.model.load import load
+from gapa_onnx.variance.rules import TABLE, Deterministic, Options, Refusal
 
 ROOT = Path(__file__).parents[1]
 MODES = pytest.mark.parametrize("options", [Options(), FULL], ids=["values", "full"])

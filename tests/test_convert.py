@@ -15,7 +15,8 @@ import onnxruntime as ort
 import pytest
 
 import gapa_onnx
-from gapa_onnx import emit, protos, provenance, shapes
+from gapa_onnx import record as provenance
+from gapa_onnx.model import protos, shapes, writing
 from gapa_onnx.op import reference
 
 MODELS = Path(__file__).parent.parent / "models"
@@ -341,7 +342,7 @@ def test_random_operators_draw_the_same_before_and_after():
 def test_external_data_beyond_the_limit(tmp_path, monkeypatch, digits):
     monkeypatch.setattr(protos, "LARGEST_PROTO", 1000)
     path = tmp_path / "big.onnx"
-    emit.save(digits.model, path)
+    writing.save(digits.model, path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["big.onnx", "big.onnx.data"]
     x = np.load(MODELS / "digits_cnn_heldout.npz")["image"][:5]
     for a, b in zip(

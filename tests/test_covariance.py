@@ -23,13 +23,13 @@ from covariance_checks import (
 from onnx.reference import ReferenceEvaluator
 from rule_checks import parse, session
 
-from gapa_onnx.covariance import PULLBACKS, check_tail, cholesky, output_covariance
 from gapa_onnx.errors import UserError
-from gapa_onnx.graph import VarianceGraph
-from gapa_onnx.load import load
-from gapa_onnx.placement import find_sites
-from gapa_onnx.propagation import propagate
-from gapa_onnx.splice import splice
+from gapa_onnx.model.load import load
+from gapa_onnx.model.splice import splice
+from gapa_onnx.plan.placement import find_sites
+from gapa_onnx.variance.covariance import PULLBACKS, check_tail, cholesky, output_covariance
+from gapa_onnx.variance.graph import VarianceGraph
+from gapa_onnx.variance.propagation import propagate
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -16,12 +16,12 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from rule_checks import parse
 
-from gapa_onnx.graph import VarianceGraph
-from gapa_onnx.load import load
-from gapa_onnx.propagation import Propagation, propagate
-from gapa_onnx.sites import Layout, Site
-from gapa_onnx.splice import splice
-from gapa_onnx.values import Scaled, Value
+from gapa_onnx.model.load import load
+from gapa_onnx.model.splice import splice
+from gapa_onnx.variance.graph import VarianceGraph
+from gapa_onnx.variance.propagation import Propagation, propagate
+from gapa_onnx.variance.sites import Layout, Site
+from gapa_onnx.variance.values import Scaled, Value
 
 #: A variance is a sum of positive products through at most four layers of at most 80 terms each, in float32.
 ROUNDING = 4 * (80 + 2) * np.finfo(np.float32).eps

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
-from gapa_onnx.runtime import library_path
+from gapa_onnx.sessions.runtime import library_path
 
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
 LIBRARY = library_path()

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from gapa_onnx.cli.evaluate import evaluate as command
 from gapa_onnx.data import ImageOptions, InputSpec
 from gapa_onnx.errors import UserError
-from gapa_onnx.evaluation.answers import open_converted
-from gapa_onnx.evaluation.evaluate import evaluate
-from gapa_onnx.evaluation.record import record_of
-from gapa_onnx.evaluation.thumbnails import thumbnail
+from gapa_onnx.measure.evaluation.answers import open_converted
+from gapa_onnx.measure.evaluation.evaluate import evaluate
+from gapa_onnx.measure.evaluation.record import record_of
+from gapa_onnx.measure.evaluation.thumbnails import thumbnail
 
 ROWS, CLASSES = 120, 4
 THRESHOLD = {"quantile": 0.95, "threshold": 1.5}
@@ -242,7 +242,7 @@ def test_a_variance_of_zero_leaves_the_log_loss_out(rng, tmp_path):
 
 
 def test_large_answers_are_thinned(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr("gapa_onnx.evaluation.regression.MOST_NUMBERS", 60)
+    monkeypatch.setattr("gapa_onnx.measure.evaluation.regression.MOST_NUMBERS", 60)
     mean = rng.normal(size=(10, 30))
     model = answering(tmp_path / "r.onnx", {"y": mean, "y_var": np.ones_like(mean)}, {"task": "regression"})
     found = evaluate(model.path, model.data, mean + 1)
@@ -309,7 +309,7 @@ def test_pixels_are_sampled_where_there_are_many(rng, tmp_path, monkeypatch):
     model, probs, labels = segmented(rng, tmp_path / "s.onnx")
     exact = evaluate(model.path, model.data, labels)
     assert len(exact.risk_coverage["entropy"][0]) == 5  # the last image has no label
-    monkeypatch.setattr("gapa_onnx.evaluation.dense.MOST_PLACES", 120)
+    monkeypatch.setattr("gapa_onnx.measure.evaluation.dense.MOST_PLACES", 120)
     found = [evaluate(model.path, model.data, labels, batch_size=size) for size in (1, 6)]
     assert record_of(found[0]) == record_of(found[1])
     assert any("a fixed random sample" in note for note in found[0].notes)

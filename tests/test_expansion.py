@@ -8,7 +8,7 @@ import pytest
 from rule_checks import parse, run_with_variances
 
 import gapa_onnx
-from gapa_onnx.rules import TABLE
+from gapa_onnx.variance.rules import TABLE
 
 RNG = np.random.default_rng(0)
 CHAINS = ("Softplus", "ReduceL2")  # operators whose body is one chain from x to y

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from gapa_onnx.graph import Value, VarianceGraph
+from gapa_onnx.variance.graph import Value, VarianceGraph
 
 OPSETS = [7, 12, 17, 18]
 

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 import gapa_onnx
-from gapa_onnx.runtime import register, session_options
+from gapa_onnx.sessions.runtime import register, session_options
 
 MODELS = Path(__file__).parent.parent / "models"
 

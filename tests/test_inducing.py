@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
-from gapa_onnx import inducing
 from gapa_onnx.errors import UserError
-from gapa_onnx.inducing import METHODS, cluster_sizes, select
+from gapa_onnx.fit import inducing
+from gapa_onnx.fit.inducing import METHODS, cluster_sizes, select
 from gapa_onnx.op import assignment
 
 
@@ -234,7 +234,7 @@ def test_assignment_of_equal_distances_goes_to_the_first():
 
 _DIGEST = """
 import hashlib, numpy as np
-from gapa_onnx.inducing import cluster_sizes, select
+from gapa_onnx.fit.inducing import cluster_sizes, select
 generator = np.random.default_rng(0)
 for m, d, count in ((6001, 200, 100), (4097, 64, 10), (1500, 784, 60)):
     groups = generator.choice([-1.0, 1.0], (m, 1))  # tight and far apart: products lose most digits

@@ -15,14 +15,14 @@ from scipy.spatial.distance import cdist
 from test_neighbourhoods import by_definition, clustered, dense_share, kernel, solve_tolerance
 
 import gapa_onnx
-from gapa_onnx import provenance
+from gapa_onnx import record as provenance
 from gapa_onnx.errors import UserError
+from gapa_onnx.fit.statistics import leave_one_out_share
 from gapa_onnx.op import index as index_module
 from gapa_onnx.op import reference
 from gapa_onnx.op.index import build_index
 from gapa_onnx.op.neighbourhoods import choose, neighbourhoods
 from gapa_onnx.settings import Settings
-from gapa_onnx.statistics import leave_one_out_share
 
 MODELS = Path(__file__).parent.parent / "models"
 
@@ -314,7 +314,7 @@ def test_opsets(opset):
 
 def test_ties_for_the_nearest_point_do_not_fail_a_check():
     """Features on a grid: a query halfway between two points has two neighbourhoods to choose from."""
-    from gapa_onnx.verify import _share_of
+    from gapa_onnx.measure.verify import _share_of
 
     points = np.array([[0.0], [1.0], [3.0], [4.5]], np.float32)
     queries = np.array([[0.5], [3.2]], np.float32)
@@ -330,7 +330,7 @@ def test_ties_for_the_nearest_point_do_not_fail_a_check():
 
 def test_ties_for_the_list_to_search_do_not_fail_a_check():
     """The nearest point of a list that is as near as the other's need not be as near as that one's."""
-    from gapa_onnx.verify import _share_of
+    from gapa_onnx.measure.verify import _share_of
 
     points = np.array([[-3.0], [-1.0], [2.0], [2.0], [9.0]], np.float32)
     ports = {"points": points, "length_scale": np.float32(1), "jitter": np.float32(1e-6)}

@@ -11,7 +11,7 @@ from sklearn import calibration
 from sklearn import metrics as sk
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.evaluation import metrics
+from gapa_onnx.measure.evaluation import metrics
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from onnx import helper
 from rule_checks import propagate_inputs, run_with_variances
 
 import gapa_onnx
-from gapa_onnx.analyse import operator_table
 from gapa_onnx.errors import UserError
-from gapa_onnx.load import OPSET_WHERE_NONE, load
-from gapa_onnx.placement import find_sites
-from gapa_onnx.rules import TABLE, Deterministic, Refusal
+from gapa_onnx.model.load import OPSET_WHERE_NONE, load
+from gapa_onnx.plan.analyse import operator_table
+from gapa_onnx.plan.placement import find_sites
+from gapa_onnx.variance.rules import TABLE, Deterministic, Refusal
 
 ML = "ai.onnx.ml"
 RNG = np.random.default_rng(0)

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 import gapa_onnx
 from gapa_onnx.errors import UserError
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
-from gapa_onnx.runtime import library_path
+from gapa_onnx.sessions.runtime import library_path
 
 M, D, K = 400, 6, 12
 LISTS, SUBVECTORS, DEGREE = 10, 3, 8

@@ -10,7 +10,7 @@ import pytest
 
 import gapa_onnx
 from gapa_onnx.errors import UserError
-from gapa_onnx.runtime import LIBRARY_VARIABLE, lower_neighbours
+from gapa_onnx.sessions.runtime import LIBRARY_VARIABLE, lower_neighbours
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 

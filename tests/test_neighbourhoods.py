@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
+from gapa_onnx.fit.statistics import leave_one_out_share
 from gapa_onnx.op import neighbourhoods as neighbourhoods_module
 from gapa_onnx.op import reference
 from gapa_onnx.op.neighbourhoods import choose, neighbourhoods, telling
-from gapa_onnx.statistics import leave_one_out_share
 
 U64 = 2.0**-53
 

@@ -12,10 +12,10 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from gapa_onnx import noise
 from gapa_onnx.errors import UserError
-from gapa_onnx.graph import VarianceGraph
-from gapa_onnx.noise import NoiseHead, emit_noise, fit_noise
+from gapa_onnx.settle import noise
+from gapa_onnx.settle.noise import NoiseHead, emit_noise, fit_noise
+from gapa_onnx.variance.graph import VarianceGraph
 
 WIDTH = 20
 _MAP = np.random.default_rng(123).standard_normal((2, WIDTH))  # from inputs to the hidden representation
@@ -223,7 +223,7 @@ def test_rows_are_bounded(monkeypatch):
 
 PROGRAM = """
 import hashlib, numpy as np
-from gapa_onnx.noise import fit_noise
+from gapa_onnx.settle.noise import fit_noise
 rng = np.random.default_rng(0)
 hidden = rng.standard_normal((3000, 300)).astype(np.float32)
 residual = np.exp(hidden[:, 0]) * rng.standard_normal(3000)

@@ -10,9 +10,9 @@ import pytest
 import rule_checks
 from rule_checks import parse, propagate_inputs, run_with_variances
 
-from gapa_onnx.graph import VarianceGraph
-from gapa_onnx.rules import NodeView, VirtualNode, behaviour
-from gapa_onnx.rules.multilinear import LARGEST_MATRIX
+from gapa_onnx.variance.graph import VarianceGraph
+from gapa_onnx.variance.rules import NodeView, VirtualNode, behaviour
+from gapa_onnx.variance.rules.multilinear import LARGEST_MATRIX
 
 SINGLE = np.float32
 

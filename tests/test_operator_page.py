@@ -9,8 +9,8 @@ import onnx
 import onnxruntime.capi.onnxruntime_pybind11_state as runtime_state
 import pytest
 
-from gapa_onnx.load import OLDEST_OPSET
-from gapa_onnx.rules import TABLE, Deterministic, Refusal, Rule, page
+from gapa_onnx.model.load import OLDEST_OPSET
+from gapa_onnx.variance.rules import TABLE, Deterministic, Refusal, Rule, page
 
 PAGE = Path(__file__).parent.parent / "docs" / "operators.md"
 
@@ -53,7 +53,7 @@ def test_the_page_is_current() -> None:
     written_for = int(re.search(r"opsets 7 to (\d+)", text).group(1))
     if written_for != onnx.defs.onnx_opset_version():
         pytest.skip(f"the page was written with the operators of opset {written_for}")
-    assert text == page.page(), "run: python -m gapa_onnx.rules.page > docs/operators.md"
+    assert text == page.page(), "run: python -m gapa_onnx.variance.rules.page > docs/operators.md"
 
 
 def test_every_operator_is_on_the_page_once() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gapa_onnx
-from gapa_onnx.runtime import library_path
+from gapa_onnx.sessions.runtime import library_path
 
 FOLDERS = [Path(__file__).resolve().parents[1] / "benchmarks" / name for name in ("", "paper")]
 

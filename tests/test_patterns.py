@@ -20,10 +20,10 @@ from onnx.reference import ReferenceEvaluator
 from rule_checks import Erf, add_variances, parse, propagate_inputs, session, squared_jacobian_product
 from spellings import CONSTANTS, ERF, MEAN, SPELLINGS, SQUARE, TANH, VARIANCE, Spelling
 
-import gapa_onnx.propagation
-from gapa_onnx.load import load
-from gapa_onnx.patterns import PATTERN_DOMAIN, PATTERNS, Composite, find_composites
-from gapa_onnx.patterns.composite import Output
+import gapa_onnx.variance.propagation
+from gapa_onnx.model.load import load
+from gapa_onnx.variance.patterns import PATTERN_DOMAIN, PATTERNS, Composite, find_composites
+from gapa_onnx.variance.patterns.composite import Output
 
 #: Of float32 variances: some tens of operations by ε each, times the condition of terms such as
 #: 1 - p, below 50 here; the variances that are put in are 1e-6 of what they are added to.
@@ -76,7 +76,7 @@ def test_its_variance_is_the_true_one(spelled: Spelling) -> None:
 
 @every_spelling
 def test_node_by_node_it_would_be_wrong(spelled: Spelling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gapa_onnx.propagation, "find_composites", lambda graph, visible: ())
+    monkeypatch.setattr(gapa_onnx.variance.propagation, "find_composites", lambda graph, visible: ())
     wanted = true_variance(spelled)
     ratio = emitted_variance(spelled)[wanted > 0] / wanted[wanted > 0]
     assert np.allclose(ratio, 1, rtol=TOLERANCE) == spelled.plain, ratio

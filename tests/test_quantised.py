@@ -21,11 +21,11 @@ from rule_checks import parse, propagate_inputs, run_with_variances
 
 import gapa_onnx
 from gapa_onnx.errors import UserError
-from gapa_onnx.load import load
-from gapa_onnx.patterns import find_composites
-from gapa_onnx.placement import find_sites
-from gapa_onnx.qdq import reading_graph, twins
-from gapa_onnx.rules import TABLE, Deterministic, Refusal
+from gapa_onnx.model.load import load
+from gapa_onnx.plan.placement import find_sites
+from gapa_onnx.variance.patterns import find_composites
+from gapa_onnx.variance.qdq import reading_graph, twins
+from gapa_onnx.variance.rules import TABLE, Deterministic, Refusal
 
 MODELS = Path(__file__).parent.parent / "models"
 BY_HAND = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
@@ -75,7 +75,9 @@ def quantised(tmp_path_factory):
         if form == "dynamic":
             quantization.quantize_dynamic(source, path, weight_type=I8, **REDUCED)
         else:
-            quantization.quantize_static(source, path, Reader(data(name, "calibration")), **STATIC[form], **REDUCED)
+            quantization.quantize_static(
+                source, path, Reader(data(name, "calibration")), **STATIC[form], **REDUCED
+            )
         return onnx.load(path)
 
     return make

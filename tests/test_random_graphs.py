@@ -29,8 +29,8 @@ from rule_checks import (
     squared_jacobian_product,
 )
 
-from gapa_onnx.load import load
-from gapa_onnx.patterns import Composite, find_composites
+from gapa_onnx.model.load import load
+from gapa_onnx.variance.patterns import Composite, find_composites
 
 EXAMPLES = 350
 TREES = 80

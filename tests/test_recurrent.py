@@ -16,9 +16,9 @@ from onnx import helper, numpy_helper
 from recurrence import GATES, Layer
 from rule_checks import add_variances, parse, propagate_inputs, session
 
-from gapa_onnx.load import load
-from gapa_onnx.placement import find_sites
-from gapa_onnx.sites import Layout
+from gapa_onnx.model.load import load
+from gapa_onnx.plan.placement import find_sites
+from gapa_onnx.variance.sites import Layout
 
 ORDER = {"X": 0, "W": 1, "R": 2, "B": 3, "lengths": 4, "h": 5, "c": 6, "P": 7}
 OUTPUTS = {"RNN": ["Y", "Y_h"], "GRU": ["Y", "Y_h"], "LSTM": ["Y", "Y_h", "Y_c"]}

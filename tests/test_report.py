@@ -20,7 +20,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.evaluation.report import (
+from gapa_onnx.measure.evaluation.report import (
     curves,
     drawing,
     figures,
@@ -29,8 +29,8 @@ from gapa_onnx.evaluation.report import (
     write_figures,
     write_report,
 )
-from gapa_onnx.evaluation.report.page import page
-from gapa_onnx.evaluation.result import (
+from gapa_onnx.measure.evaluation.report.page import page
+from gapa_onnx.measure.evaluation.result import (
     Cost,
     Evaluation,
     Example,
@@ -649,7 +649,7 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_drawing_libraries_are_loaded_only_for_drawing() -> None:
-    code = "import sys, gapa_onnx.evaluation.report; sys.exit('matplotlib' in sys.modules or 'PIL' in sys.modules)"
+    code = "import sys, gapa_onnx.measure.evaluation.report; sys.exit('matplotlib' in sys.modules or 'PIL' in sys.modules)"
     paths = os.pathsep.join(path for path in sys.path if path)
     assert (
         subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}).returncode == 0

@@ -9,7 +9,7 @@ import rule_checks
 from cases import CASES, Case
 from rule_checks import add_variances, check_names, parse, propagate_inputs, run_with_variances
 
-from gapa_onnx.rules import TABLE, Accuracy, Deterministic, Rule
+from gapa_onnx.variance.rules import TABLE, Accuracy, Deterministic, Rule
 
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
 exact_cases = [case for case in CASES if rule_checks.is_exact(case)]

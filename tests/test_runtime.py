@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import gapa_onnx
-from gapa_onnx.runtime import first_line
+from gapa_onnx.sessions.runtime import first_line
 
 MODELS = Path(__file__).parent.parent / "models"
 

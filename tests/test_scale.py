@@ -8,17 +8,17 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 from test_targets import data, net
 
-from gapa_onnx import provenance
-from gapa_onnx.analyse import analyse
-from gapa_onnx.calibrate import Calibration, calibrate
+from gapa_onnx import record as provenance
 from gapa_onnx.compiler import convert
 from gapa_onnx.data import DataSource, open_data
-from gapa_onnx.emit import emit
-from gapa_onnx.load import load
-from gapa_onnx.rewrite import rewrite
-from gapa_onnx.scale import FACTORS, largest_factor, row_losses, scaled_by_targets
-from gapa_onnx.scores import left_out, left_out_by_scale
+from gapa_onnx.emit.emit import emit
+from gapa_onnx.emit.rewrite import rewrite
+from gapa_onnx.fit.calibrate import Calibration, calibrate
+from gapa_onnx.model.load import load
+from gapa_onnx.plan.analyse import analyse
 from gapa_onnx.settings import Settings
+from gapa_onnx.settle.left_out import left_out, left_out_by_scale
+from gapa_onnx.settle.scaling import FACTORS, largest_factor, row_losses, scaled_by_targets
 
 
 def emitted(x: np.ndarray, **choices) -> tuple:

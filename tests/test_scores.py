@@ -9,14 +9,14 @@ import onnx
 import pytest
 
 import gapa_onnx
-from gapa_onnx import provenance
+from gapa_onnx import record as provenance
 from gapa_onnx.cli import main
 from gapa_onnx.compiler import convert
 from gapa_onnx.data import open_data
 from gapa_onnx.errors import UserError
-from gapa_onnx.load import load
-from gapa_onnx.scores import QUANTILES, ScoreSample, _chosen_rows, left_out, threshold_at
-from gapa_onnx.threshold import set_threshold, thresholds
+from gapa_onnx.model.load import load
+from gapa_onnx.settle.left_out import QUANTILES, ScoreSample, _chosen_rows, left_out, threshold_at
+from gapa_onnx.settle.thresholds import set_threshold, thresholds
 
 MODELS = Path(__file__).parent.parent / "models"
 NET = """<ir_version: 8, opset_import: ["": 17]>
@@ -103,7 +103,9 @@ def test_rows_of_one_shape_are_put_together():
 
 def test_what_is_not_given_by_rows_stays_with_its_batch():
     batches = [{"x": np.full((4, 2), i), "whole": np.full(3, i)} for i in range(3)]
-    batches.append({"x": np.full((3, 2), 3), "whole": np.full(3, 3)})  # as many rows as it has numbers, by chance
+    batches.append(
+        {"x": np.full((3, 2), 3), "whole": np.full(3, 3)}
+    )  # as many rows as it has numbers, by chance
     parts = list(_chosen_rows(Batches(*batches), 9, np.array([1, 6, 12])))
     assert [list(positions) for positions, _ in parts] == [[1], [6], [12]]
     assert [list(batch["whole"][:1]) for _, batch in parts] == [[0], [1], [3]]

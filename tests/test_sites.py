@@ -5,12 +5,12 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from gapa_onnx.analyse import analyse, operator_table, require_convertible
 from gapa_onnx.errors import UserError
-from gapa_onnx.load import load
-from gapa_onnx.placement import find_sites
+from gapa_onnx.model.load import load
+from gapa_onnx.plan.analyse import analyse, operator_table, require_convertible
+from gapa_onnx.plan.placement import find_sites
 from gapa_onnx.settings import Settings
-from gapa_onnx.sites import Layout, Site
+from gapa_onnx.variance.sites import Layout, Site
 
 
 def model(body: str, signature: str = "float[n, 4] x", result: str = "float[n, 2] y", **shapes):

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chi2
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.statistics import (
+from gapa_onnx.fit.statistics import (
     QUANTILES,
     Moments,
     RowSample,

@@ -10,13 +10,13 @@ import onnxruntime as ort
 import pytest
 
 import gapa_onnx
-from gapa_onnx import provenance
+from gapa_onnx import record as provenance
 from gapa_onnx.errors import UserError
+from gapa_onnx.fit.statistics import leave_one_out_share
 from gapa_onnx.op.storage import fit_storage, read_points
-from gapa_onnx.runtime import library_path, register, session_options
-from gapa_onnx.scores import site_nodes
+from gapa_onnx.sessions.runtime import library_path, register, session_options
 from gapa_onnx.settings import Settings
-from gapa_onnx.statistics import leave_one_out_share
+from gapa_onnx.settle.left_out import site_nodes
 
 ROUNDED = ("float16", "int8")
 WIDTH, POINTS, K = 64, 400, 10

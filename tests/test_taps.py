@@ -12,7 +12,7 @@ from test_contrib import transformer_block
 
 import gapa_onnx
 from gapa_onnx.op.contract import DOMAIN
-from gapa_onnx.runtime import register, session_options
+from gapa_onnx.sessions.runtime import register, session_options
 
 RNG = np.random.default_rng(0)
 

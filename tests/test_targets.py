@@ -8,10 +8,10 @@ import pytest
 from scipy.stats import norm
 
 import gapa_onnx
-from gapa_onnx import provenance
+from gapa_onnx import record as provenance
 from gapa_onnx.compiler import convert
 from gapa_onnx.errors import UserError
-from gapa_onnx.scale import TOLERANCE
+from gapa_onnx.settle.scaling import TOLERANCE
 
 NET = """<ir_version: 8, opset_import: ["": %d]>
 net (float[n, 2] x) => (float[n, 1] y) { z = MatMul(x, w1)  h = Tanh(z)  y = MatMul(h, w2) }"""

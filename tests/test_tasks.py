@@ -8,11 +8,11 @@ import onnxruntime as ort
 import pytest
 import zoo
 
-from gapa_onnx.analyse import analyse
 from gapa_onnx.errors import UserError
-from gapa_onnx.load import load
-from gapa_onnx.propagation import propagate
-from gapa_onnx.tasks import Task, find_heads
+from gapa_onnx.model.load import load
+from gapa_onnx.plan.analyse import analyse
+from gapa_onnx.plan.tasks import Task, find_heads
+from gapa_onnx.variance.propagation import propagate
 
 CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION, TOKENS, NONE = Task
 

@@ -9,9 +9,9 @@ import zoo
 
 import gapa_onnx
 from gapa_onnx.errors import UserError
-from gapa_onnx.load import load
-from gapa_onnx.runtime import session_options
-from gapa_onnx.verify import bit_equal
+from gapa_onnx.measure.verify import bit_equal
+from gapa_onnx.model.load import load
+from gapa_onnx.sessions.runtime import session_options
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from gapa_onnx.load import SourceModel
-from gapa_onnx.runtime import session_options
+from gapa_onnx.model.load import SourceModel
+from gapa_onnx.sessions.runtime import session_options
 
 FOLDER = Path(__file__).parent.parent.parent / "shared" / "zoo"
 MANIFEST = FOLDER / "manifest.json"

@@ -37,8 +37,8 @@ from scipy.stats import spearmanr
 
 from backbones import CACHE, DATA  # isort: skip  (readings puts benchmarks/ on the path)
 from lines import Lines, machine, say  # isort: skip
-from gapa_onnx.heads.points import Points, latin, samples
-from gapa_onnx.heads.reference import split
+from gapa_onnx.plan.heads.points import Points, latin, samples
+from gapa_onnx.plan.heads.reference import split
 
 HERE = Path(__file__).resolve().parent
 DRAWS, SPLIT_ROWS = (

@@ -9,7 +9,7 @@
     argmax_changed     rows of both test sets whose most probable class is not the network's, which for converted
                        files is the source file in onnxruntime: torch rounds otherwise, and ties fall otherwise
     fit_seconds        CPU seconds on one thread from the trained network to the method ready for use
-    ratio, control     time of a batch over MAP's, and MAP's over itself, in turns in one process (`gapa_onnx.bench`);
+    ratio, control     time of a batch over MAP's, and MAP's over itself, in turns in one process (`gapa_onnx.measure.bench`);
                        for converted files over the source file in onnxruntime, for the others over torch
 
 Writes results/classification.csv line by line; a line that is there is not run again. `--rows gapa` takes only rows
@@ -36,8 +36,8 @@ from training import DATA_SETS, HERE, QUICK, Problem, Scale, problem
 
 from backbones import CACHE, DATA, images  # isort: skip  (training puts benchmarks/ on the path)
 from lines import Lines, machine, say  # isort: skip
-from gapa_onnx import bench
-from gapa_onnx.evaluation import metrics
+from gapa_onnx.measure import bench
+from gapa_onnx.measure.evaluation import metrics
 
 ROWS: tuple[Row, ...] = (*PEERS, *CONVERTED)
 KEY = ("data", "row", "seed")

@@ -43,7 +43,7 @@ def converted(name: str, **choices: Any) -> Converted:
 
 
 def predictor(path: Path) -> Callable[[np.ndarray], Answer]:
-    session = gapa_onnx.session(path, gapa_onnx.runtime.session_options(threads=1))
+    session = gapa_onnx.session(path, gapa_onnx.sessions.runtime.session_options(threads=1))
     names = [f"logits_{role}" for role in ROLES]
 
     def predict(x: np.ndarray) -> Answer:
@@ -55,7 +55,7 @@ def predictor(path: Path) -> Callable[[np.ndarray], Answer]:
 
 def source_predictor(problem: Problem) -> Predict:
     """The network as onnxruntime runs it."""
-    session = gapa_onnx.session(problem.onnx_path, gapa_onnx.runtime.session_options(threads=1))
+    session = gapa_onnx.session(problem.onnx_path, gapa_onnx.sessions.runtime.session_options(threads=1))
     return lambda x: Answer(softmax(session.run(["logits"], {"x": x})[0].astype(np.float64), axis=1))
 
 

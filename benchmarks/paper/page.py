@@ -26,7 +26,12 @@ TITLES = {
 }
 FIGURES = {"acc": "ACC", "nll": "NLL", "ece": "ECE", "ood": "OOD", "bald": "BALD", "score": "score"}
 SEEDS = 5  # that the table is meant to have
-OURS, ALL_POINTS, PLAIN, PAPER_PLAIN = "gapa-onnx", "gapa-onnx last layer, all points", "MAP", "MAP (backbone)"
+OURS, ALL_POINTS, PLAIN, PAPER_PLAIN = (
+    "gapa-onnx",
+    "gapa-onnx last layer, all points",
+    "MAP",
+    "MAP (backbone)",
+)
 PAPER_MODE = "GAPA-Diag"
 
 # What was aimed at (not results): distances from the paper's GAPA-Diag on MNIST, and AUROCs of the default.
@@ -287,7 +292,9 @@ def recipes(rows: list[Row]) -> str:
     for recipe in dict.fromkeys(row["recipe"] for row in rows):
         gaps = near_paper([row for row in rows if row["recipe"] == recipe])
         if gaps:
-            said.append(f"{recipe}: " + ", ".join(f"{column} {gap}" for column, (_, gap, _) in zip(NEAR_PAPER, gaps)))
+            said.append(
+                f"{recipe}: " + ", ".join(f"{column} {gap}" for column, (_, gap, _) in zip(NEAR_PAPER, gaps))
+            )
     return (
         "How far the figures hang on the way that the network was trained (MNIST): the paper names none, and the work "
         "that it follows publishes SGD. Columns are those of the table above.\n\n"

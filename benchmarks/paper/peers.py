@@ -29,7 +29,7 @@ from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from training import CLASSES, Problem, plain
 
-from gapa_onnx.evaluation import metrics
+from gapa_onnx.measure.evaluation import metrics
 
 PASSES = 20  # of MC dropout
 DRAWS = 100  # of the logits, for laplace-torch's predictive

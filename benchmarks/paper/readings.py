@@ -29,12 +29,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from backbones import CACHE, as_onnx, classifier, images, train_classifier  # noqa: E402
 from lines import say  # noqa: E402
 
-from gapa_onnx import inducing, runtime, statistics
-from gapa_onnx.evaluation import metrics
-from gapa_onnx.heads import reference
-from gapa_onnx.heads.points import Points, latin
+from gapa_onnx.fit import inducing, statistics
+from gapa_onnx.measure.evaluation import metrics
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
 from gapa_onnx.op.neighbourhoods import choose, neighbourhoods
+from gapa_onnx.plan.heads import reference
+from gapa_onnx.plan.heads.points import Points, latin
+from gapa_onnx.sessions import runtime
 
 OTHER = {"mnist": "fashion_mnist", "fashion_mnist": "mnist"}
 CLASSES = 10

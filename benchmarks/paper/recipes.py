@@ -50,7 +50,9 @@ def main() -> None:
             for row in [MAP, *(row for row in matching([""]) if row.name in ROWS)]:
                 if options.fresh or not lines.has(label, row.name, seed):
                     say(f"{label}, seed {seed}: {row.name}")
-                    lines.add({"recipe": label, "row": row.name, "seed": seed, **measured(row, task, outside)})
+                    lines.add(
+                        {"recipe": label, "row": row.name, "seed": seed, **measured(row, task, outside)}
+                    )
 
 
 if __name__ == "__main__":

@@ -39,9 +39,9 @@ from regression_networks import STEPS, Bundle, Units, as_onnx, train
 from regression_peers import Answer
 
 import gapa_onnx
-from gapa_onnx.evaluation import metrics
-from gapa_onnx.noise import fit_noise
-from gapa_onnx.scale import FACTORS
+from gapa_onnx.measure.evaluation import metrics
+from gapa_onnx.settle.noise import fit_noise
+from gapa_onnx.settle.scaling import FACTORS
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))

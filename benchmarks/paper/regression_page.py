@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gapa_onnx.evaluation import metrics
+from gapa_onnx.measure.evaluation import metrics
 
 Row = dict[str, str]
 

@@ -16,7 +16,7 @@ from regression_networks import Bundle, as_module, mean_and_variance
 from scipy.optimize import minimize_scalar
 from torch.utils.data import DataLoader, TensorDataset
 
-from gapa_onnx.evaluation import metrics
+from gapa_onnx.measure.evaluation import metrics
 
 # Laplace approximations by subset of weights and structure of the curvature, as laplace-torch names them.
 LAPLACE = {

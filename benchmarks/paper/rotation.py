@@ -21,7 +21,7 @@ from scipy.ndimage import rotate
 from training import Problem, problem
 
 from lines import Lines, machine, say  # isort: skip  (training puts benchmarks/ on the path)
-from gapa_onnx.evaluation import metrics
+from gapa_onnx.measure.evaluation import metrics
 
 ANGLES = tuple(range(0, 181, 15))
 MOST_ROWS = 1_000  # test images, each at every angle

@@ -201,7 +201,7 @@ def _dropout(sampled: tuple[np.ndarray, np.ndarray]) -> Answers:
 
 
 def _entropy(probs: np.ndarray) -> np.ndarray:
-    from gapa_onnx.evaluation.metrics import entropy_rows
+    from gapa_onnx.measure.evaluation.metrics import entropy_rows
 
     return entropy_rows(np.moveaxis(probs, 1, -1))
 
@@ -216,7 +216,7 @@ def figures(
     strange: dict[str, scenes.Scenes],
 ) -> dict[str, Any]:
     """All numbers of a line; those that a row has no notion of are empty."""
-    from gapa_onnx.evaluation.metrics import bin_sums, expected_calibration_error, log_loss_rows
+    from gapa_onnx.measure.evaluation.metrics import bin_sums, expected_calibration_error, log_loss_rows
 
     probs = np.moveaxis(answers["probs"], 1, -1).reshape(-1, len(scenes.CLASSES)).astype(np.float64)
     truth, predicted = test.labels.ravel().astype(np.int64), probs.argmax(axis=1)
@@ -244,7 +244,7 @@ def mean_iou(truth: np.ndarray, predicted: np.ndarray) -> float:
 
 def auroc(answers: Answers, score: str, positive: np.ndarray) -> float | None:
     """How well the score of a pixel tells the positive ones from the others."""
-    from gapa_onnx.evaluation.metrics import detection
+    from gapa_onnx.measure.evaluation.metrics import detection
 
     if score not in answers:
         return None
@@ -253,7 +253,7 @@ def auroc(answers: Answers, score: str, positive: np.ndarray) -> float | None:
 
 def scene_auroc(inside: Answers, outside: Answers, score: str) -> float | None:
     """How well the mean score of a scene tells strange ones from those like the training scenes."""
-    from gapa_onnx.evaluation.metrics import detection
+    from gapa_onnx.measure.evaluation.metrics import detection
 
     if score not in inside:
         return None

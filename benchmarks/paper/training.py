@@ -52,7 +52,9 @@ class Scale:
     """How much is computed; the second one is for trying that everything works."""
 
     training_rows: int = 55_000
-    recipes: dict[str, Recipe] = field(default_factory=lambda: {"mnist": Recipe(10), "fashion_mnist": Recipe(3)})
+    recipes: dict[str, Recipe] = field(
+        default_factory=lambda: {"mnist": Recipe(10), "fashion_mnist": Recipe(3)}
+    )
     test_rows: int = 10_000
     all_layer_rows: int = 250  #: of each test set, where a row of data costs a Jacobian of all weights
     prior_steps: int = 50  #: of laplace-torch's search for the prior precision

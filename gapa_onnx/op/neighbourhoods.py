@@ -26,7 +26,9 @@ _SEARCHED = 4096  #: rows per search; FAISS is half as fast on a few hundred
 _BLOCK_VALUES = 1 << 21  #: float64 values per working block: 16 MB
 _EPS = float(np.finfo(np.float32).eps)
 _CHOICE = 2.5  #: times k nearest points, of which `telling` chooses k
-_PIECE_VALUES = 1 << 20  #: float64 values per piece of work of `telling`: 8 MB; smaller ones would wait for each other
+_PIECE_VALUES = (
+    1 << 20
+)  #: float64 values per piece of work of `telling`: 8 MB; smaller ones would wait for each other
 _STRIPES = 1024  #: in a standard deviation of the data; rounding moves a row out of one in ten thousand
 _ROWS = (16, 32)  #: least and most rows around a point that it chooses them for
 
@@ -167,7 +169,9 @@ def _greedy(gram: np.ndarray, to_rows: np.ndarray, k: int, jitter: float) -> np.
         column = (gram[each, :, pivot] - known) / root  # (b, c)
         factor[step] = column
         explained = to_rows[each, pivot] / root  # (b, t)
-        to_rows -= np.einsum("bc,bt->bct", column, explained, out=product)  # twice as fast as a broadcast product
+        to_rows -= np.einsum(
+            "bc,bt->bct", column, explained, out=product
+        )  # twice as fast as a broadcast product
         left = np.maximum(left - column**2, jitter)  # so much is left of any point, but for rounding
     return order
 

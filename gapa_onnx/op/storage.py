@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.graph import Value, VarianceGraph
+from gapa_onnx.variance.graph import Value, VarianceGraph
 
 _MOST_CODE = 255
 _LARGEST_HALF = float(np.finfo(np.float16).max)

@@ -27,7 +27,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from gapa_onnx.shapes import infer_shapes
+from gapa_onnx.model.shapes import infer_shapes
 
 DEFAULT_OPSET = 17
 
@@ -85,7 +85,12 @@ def const(*shape: int, low: float | None = None, high: float | None = None) -> D
 
 
 def steps(
-    *shape: int, low: int = 40, high: int = 215, dtype: type = np.uint8, constant: bool = False, certain: bool = False
+    *shape: int,
+    low: int = 40,
+    high: int = 215,
+    dtype: type = np.uint8,
+    constant: bool = False,
+    certain: bool = False,
 ) -> Steps:
     return Steps(shape, low, high, constant, not constant and not certain, dtype)
 

@@ -35,15 +35,22 @@ case("LinearRegressor", f"y = ai.onnx.ml.LinearRegressor<coefficients={listed(WE
      smooth=lambda x: x @ WEIGHTS[:1].T)  # fmt: skip
 case("LinearRegressor", f"y = ai.onnx.ml.LinearRegressor<coefficients={listed(WEIGHTS[0])}, intercepts=[0.5]>(x)", 9,
      x=(4,), exact=True, smooth=lambda x: x[None] @ WEIGHTS[:1].T + 0.5)  # fmt: skip
-case("LinearRegressor", REGRESSOR.format(more=""), x=(2, 4), exact=True, smooth=lambda x: x @ WEIGHTS.T + BIAS)
+case(
+    "LinearRegressor", REGRESSOR.format(more=""), x=(2, 4), exact=True, smooth=lambda x: x @ WEIGHTS.T + BIAS
+)
 case("LinearRegressor", REGRESSOR.format(more=', post_transform="LOGISTIC"'), x=(2, 4),
      smooth=lambda x: logistic(x @ WEIGHTS.T + BIAS))  # fmt: skip
 case("LinearRegressor", REGRESSOR.format(more=', post_transform="SOFTMAX"'), x=(2, 4),
      smooth=lambda x: softmax(x @ WEIGHTS.T + BIAS))  # fmt: skip
 
-CLASSIFIER = "label, y = ai.onnx.ml.LinearClassifier<coefficients={w}, intercepts={b}, classlabels_ints={c}, post_transform=\"{t}\">(x)"
+CLASSIFIER = 'label, y = ai.onnx.ml.LinearClassifier<coefficients={w}, intercepts={b}, classlabels_ints={c}, post_transform="{t}">(x)'
 THREE = {"w": listed(WEIGHTS), "b": listed(BIAS), "c": "[0, 1, 2]"}
-for transform, function in (("NONE", lambda s: s), ("LOGISTIC", logistic), ("SOFTMAX", softmax), ("SOFTMAX_ZERO", softmax)):
+for transform, function in (
+    ("NONE", lambda s: s),
+    ("LOGISTIC", logistic),
+    ("SOFTMAX", softmax),
+    ("SOFTMAX_ZERO", softmax),
+):
     case("LinearClassifier", CLASSIFIER.format(**THREE, t=transform), x=(3, 4), exact=transform == "NONE",
          smooth=lambda x, f=function: (NOBODY, f(x @ WEIGHTS.T + BIAS)))  # fmt: skip
 case("LinearClassifier", CLASSIFIER.format(**THREE | {"w": listed(9 * WEIGHTS)}, t="SOFTMAX"), 9, x=(3, 4),  # p near 1
@@ -59,7 +66,9 @@ case("LinearClassifier", CLASSIFIER.format(**TWO, t="LOGISTIC"), x=(3, 4),
 
 # ----------------------------------------------------------------------- support vectors
 
-VECTORS = np.array([[0.5, 0.4, 0.2], [0.1, -0.3, 0.6], [-0.5, 0.2, 0.9], [0.3, 0.3, 0.3], [0.8, -0.1, -0.7]])  # (5, 3)
+VECTORS = np.array(
+    [[0.5, 0.4, 0.2], [0.1, -0.3, 0.6], [-0.5, 0.2, 0.9], [0.3, 0.3, 0.3], [0.8, -0.1, -0.7]]
+)  # (5, 3)
 GAMMA, OFFSET, DEGREE = 0.5, 0.2, 3.0
 PARAMETERS = f"kernel_params={listed(np.array([GAMMA, OFFSET, DEGREE]))}"
 KERNELS = {
@@ -84,7 +93,9 @@ case("SVMClassifier", f"label, y = ai.onnx.ml.SVMClassifier<{PARAMETERS}, rho=[0
      f"coefficients={listed(WEIGHTS)}>(x)", x=(4, 4), exact=True,
      smooth=lambda x: (NOBODY, x @ WEIGHTS.T + 0.15))  # fmt: skip
 
-PAIRWISE = np.random.default_rng(0).normal(size=(3, 5)).round(3)  # of four classes, with 2, 1, 1 and 1 vectors
+PAIRWISE = (
+    np.random.default_rng(0).normal(size=(3, 5)).round(3)
+)  # of four classes, with 2, 1, 1 and 1 vectors
 OWNER = [0, 0, 1, 2, 3]
 
 
@@ -106,7 +117,13 @@ case("SVMClassifier", f"label, y = ai.onnx.ml.SVMClassifier<{PARAMETERS}, rho={l
 
 case("Scaler", "y = ai.onnx.ml.Scaler<offset=[1.0, 2.0, 3.0], scale=[0.5, -3.0, 2.0]>(x)", x=(2, 3),
      smooth=lambda x: (x - [1, 2, 3]) * [0.5, -3, 2])  # fmt: skip
-case("Scaler", "y = ai.onnx.ml.Scaler<offset=[1.0], scale=[0.5]>(x)", 9, x=(2, 3), smooth=lambda x: (x - 1) * 0.5)
+case(
+    "Scaler",
+    "y = ai.onnx.ml.Scaler<offset=[1.0], scale=[0.5]>(x)",
+    9,
+    x=(2, 3),
+    smooth=lambda x: (x - 1) * 0.5,
+)
 case("Imputer", "y = ai.onnx.ml.Imputer<imputed_value_floats=[5.0], replaced_value_float=-9.0>(x)", x=(2, 3))
 case("Imputer", "y = ai.onnx.ml.Imputer<imputed_value_floats=[5.0, 6.0, 7.0]>(x)", 9, x=(2, 3))
 case("ArrayFeatureExtractor", "y = ai.onnx.ml.ArrayFeatureExtractor(x, i)", x=(2, 4), i=ints(3, 0, 0))

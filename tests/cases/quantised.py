@@ -81,7 +81,9 @@ case("DynamicQuantizeLinear", "q, s, z = DynamicQuantizeLinear(x); y = Dequantiz
 def conv(x: np.ndarray, w: np.ndarray, strides: int = 1, pads: int = 0, group: int = 1) -> np.ndarray:
     """A plain convolution (n, c, h, w) by (m, c / group, kh, kw)."""
     x = np.pad(x, ((0, 0), (0, 0), (pads, pads), (pads, pads)))
-    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], axis=(2, 3))[:, :, ::strides, ::strides]
+    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], axis=(2, 3))[
+        :, :, ::strides, ::strides
+    ]
     parts = [
         np.einsum("nchwij,mcij->nmhw", a, b)
         for a, b in zip(np.split(windows, group, axis=1), np.split(w, group, axis=0))
@@ -218,12 +220,26 @@ def qmul(a, sa, za, b, sb, zb, sy, zy):  # noqa: ANN001, ANN201
     return np.clip((a - za) * sa * (b - zb) * sb / sy + zy, 0, 255)
 
 
-case("QLinearAdd", f"y = com.microsoft.QLinearAdd{Q_BINARY}", a=steps(2, 3), b=steps(3), **Q_FACTORS, smooth=qadd)
+case(
+    "QLinearAdd",
+    f"y = com.microsoft.QLinearAdd{Q_BINARY}",
+    a=steps(2, 3),
+    b=steps(3),
+    **Q_FACTORS,
+    smooth=qadd,
+)
 case("QLinearAdd", f"y = com.microsoft.QLinearAdd{Q_BINARY}", a=steps(1, 3), b=steps(2, 3, constant=True), **Q_FACTORS,
      smooth=qadd)  # fmt: skip
 case("QLinearAdd", "y = com.microsoft.QLinearAdd(a, sa, za, a, sb, zb, sy, zy)", a=steps(2, 3), **Q_FACTORS,
      smooth=lambda a, **rest: qadd(a=a, b=a, **rest))  # fmt: skip
-case("QLinearMul", f"y = com.microsoft.QLinearMul{Q_BINARY}", a=steps(2, 3), b=steps(3), **Q_FACTORS, smooth=qmul)
+case(
+    "QLinearMul",
+    f"y = com.microsoft.QLinearMul{Q_BINARY}",
+    a=steps(2, 3),
+    b=steps(3),
+    **Q_FACTORS,
+    smooth=qmul,
+)
 case("QLinearMul", f"y = com.microsoft.QLinearMul{Q_BINARY}", a=steps(1, 3), b=steps(2, 3, constant=True), **Q_FACTORS,
      smooth=qmul)  # fmt: skip
 case("QLinearMul", "y = com.microsoft.QLinearMul(a, sa, za, a, sb, zb, sy, zy)", a=steps(2, 3), **Q_FACTORS,
@@ -256,7 +272,9 @@ case("QLinearSoftmax", f"y = com.microsoft.QLinearSoftmax<axis=1, opset=11>{Q_UN
 def pooled(x: np.ndarray, counted: bool) -> np.ndarray:
     """The mean over windows of 2 x 2 with a margin of 1 above and left."""
     x, ones = (np.pad(a, ((0, 0), (0, 0), (1, 0), (1, 0))) for a in (x, np.ones_like(x)))
-    total, real = (np.lib.stride_tricks.sliding_window_view(a, (2, 2), axis=(2, 3)).sum((4, 5)) for a in (x, ones))
+    total, real = (
+        np.lib.stride_tricks.sliding_window_view(a, (2, 2), axis=(2, 3)).sum((4, 5)) for a in (x, ones)
+    )
     return total / (4 if counted else real)
 
 

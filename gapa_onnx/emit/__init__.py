@@ -1,0 +1,1 @@
+"""From the plan and its numbers to one file."""

@@ -1,0 +1,268 @@
+"""Step 3, calibrate: what one pass over the data left (`collect`) fits every site.
+
+Per site, with z the query and τ the scale:
+
+    prior variance   c_i² = Var(z_i) over the data
+    length scale     ℓ = median distance between data points (at the site, or of the inputs)
+    inducing points  M of them, chosen from a bounded random sample of the rows
+    scale            τ = 0.05 / median of the leave-one-out share s
+    own variance     c² τ s / (1 + max(τ/A - 1, 0) s): τ s for small shares, min(τ, A) for s = 1
+
+The ceiling A is 1 where values are predicted: far from the data the prior variance remains. Where classes
+are, it is 100: an input must be able to lose all confidence, however large its logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from gapa_onnx.data import DataSource
+from gapa_onnx.errors import UserError
+from gapa_onnx.fit import inducing, statistics
+from gapa_onnx.fit.collect import HELD_OUT_ROWS, Collected, Collector, InputSample, Progress, collect
+from gapa_onnx.op.approximation import rounding_error, share_error
+from gapa_onnx.op.index import Index, build_index
+from gapa_onnx.op.neighbourhoods import choose
+from gapa_onnx.op.storage import Storage, fit_storage
+from gapa_onnx.plan.analyse import Plan
+from gapa_onnx.settings import Settings
+from gapa_onnx.threads import one_thread
+from gapa_onnx.variance.sites import Layout, Site
+
+MEDIAN_SHARE = 0.05  # target of the default scale: docs/defaults.md
+CEILINGS = {"classes": 100.0, "values": 1.0}  # of the own variance, in units of c²
+SMALLEST_STD = 1e-6  # of a neuron; a unit that never moves still gets a prior
+
+
+@dataclass(frozen=True)
+class SiteFit:
+    """All numbers of one site."""
+
+    site: Site
+    index: Index = field(repr=False)
+    k: int
+    length_scale: float
+    jitter: float
+    scale: float  #: τ
+    ceiling: float  #: A
+    prior_var: np.ndarray = field(repr=False)  #: c², in a shape that broadcasts against the tensor
+    whitening: tuple[np.ndarray, np.ndarray] | None = field(
+        repr=False
+    )  #: centre (d,) and map (d, r) of queries
+    sizes: np.ndarray | None = field(repr=False)  #: rows that each inducing point is the mean of
+    share_quantiles: dict[str, float] = field(repr=False)  #: of the leave-one-out share
+    share_error: float  #: largest error of s that the index makes on held-out rows
+    storage: Storage = field(repr=False)  #: of the inducing points
+    storage_error: float  #: by which s moves at most on held-out rows since the points are rounded
+    rows: int
+
+    @property
+    def damping(self) -> float:
+        """max(τ/A - 1, 0)"""
+        return max(self.scale / self.ceiling - 1, 0.0)
+
+    def own_share(self, share: np.ndarray) -> np.ndarray:
+        """The own variance in units of c², for shares s."""
+        return self.scale * share / (1 + self.damping * share)
+
+    def share_for(self, own: np.ndarray) -> np.ndarray:
+        """The s that an own variance in units of c² belongs to."""
+        return own / (self.scale - self.damping * own)
+
+    def leave_one_out(self, queries: np.ndarray) -> np.ndarray:
+        """s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
+        return _leave_one_out(
+            self.index,
+            self.storage,
+            queries,
+            self.k,
+            self.length_scale,
+            self.jitter,
+            self.sizes,
+            self._search,
+        )
+
+    @cached_property
+    def _search(self) -> statistics.NearestSearch:
+        return statistics.NearestSearch(self.index.points)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the data said."""
+
+    fits: tuple[SiteFit, ...]
+    rows: int  #: batch rows read
+    batch_rows: int  #: rows that were fed at a time
+    dropped: int  #: query rows left out for a NaN or an infinity, at the site where they were most
+    description: str
+
+
+def calibrate(
+    plan: Plan, data: DataSource, settings: Settings, progress: Progress = lambda text, done: None
+) -> Calibration:
+    """Run the source model over the data and fit each site."""
+    return fit(collect(plan, data, settings, progress), settings, progress)
+
+
+@one_thread()
+def fit(
+    collected: Collected, settings: Settings, progress: Progress = lambda text, done: None
+) -> Calibration:
+    """Fit each site to what was collected.
+
+    The settings may ask for another index, solver or storage than those it was collected with, and for fewer
+    inducing points or neighbours: the result is the same as that of `calibrate`, to the bit, without another
+    pass. Sites, metric, length scale and seed must be the same.
+    """
+    fits = []
+    for number, collector in enumerate(collected.collectors):
+        progress(f"fitting {collector.site.name}", number / len(collected.collectors))
+        fits.append(_fit(collector, settings, collected))
+    progress("fitting", 1.0)
+    dropped = max(collector.dropped for collector in collected.collectors)
+    return Calibration(tuple(fits), collected.rows, collected.batch_rows, dropped, collected.description)
+
+
+def _fit(collector: Collector, settings: Settings, collected: Collected) -> SiteFit:
+    site = collector.site
+    _require_rows(collector, settings)
+    rows = collector.rows(settings)  # (n, d)
+    whitening = None
+    if settings.metric == "whitened":
+        moments = collector.moments
+        whitening = (moments.mean.astype(np.float32), statistics.whitening(moments.mean, moments.covariance))
+        rows = (rows - whitening[0]) @ whitening[1]
+    length_scale = _length_scale(site, rows, settings, collected.inputs)
+    wanted = settings.points_for(rows.shape[1], site.many)
+    chosen = inducing.select(settings.inducing, rows, wanted, settings.seed)
+    storage = fit_storage(settings.points, chosen)
+    points = _as_stored(storage, chosen)
+    if len(points) < settings.k:
+        raise UserError(
+            f"site {site.name!r} has only {len(points)} distinct calibration rows, fewer than K = {settings.k}",
+            f"give more varied data, or --k {len(points)}",
+        )
+    held_out = _held_out(rows, settings.seed)
+    index = _build_index(points, rows, held_out, length_scale, settings)
+    sizes = inducing.cluster_sizes(rows, index.points) if settings.inducing == "kmeans" else None
+    kernel = {"length_scale": length_scale, "jitter": settings.jitter, "k": settings.k}
+    shares = _leave_one_out(index, storage, held_out, settings.k, length_scale, settings.jitter, sizes)
+    return SiteFit(
+        site=site,
+        index=index,
+        k=settings.k,
+        length_scale=length_scale,
+        jitter=settings.jitter,
+        scale=_scale(settings, shares),
+        ceiling=CEILINGS["classes" if collected.classes else "values"],
+        prior_var=_prior_var(collector),
+        whitening=whitening,
+        sizes=sizes,
+        share_quantiles=statistics.quantile_table(shares),
+        share_error=share_error(index, held_out, **kernel).max,
+        storage=storage,
+        storage_error=rounding_error(points, chosen, held_out, **kernel).max,
+        rows=collector.sample.seen,
+    )
+
+
+def _as_stored(storage: Storage, chosen: np.ndarray) -> np.ndarray:
+    """The inducing points (≤ M, d) that the file holds for those that were chosen (M, d).
+
+    Everything else is fitted to these. Points that rounding makes equal are one point.
+    """
+    if storage.format == "float32":
+        return chosen
+    rounded = storage.rounded(chosen)
+    return rounded[inducing.distinct_rows(rounded)]
+
+
+def _build_index(
+    points: np.ndarray, rows: np.ndarray, held_out: np.ndarray, length_scale: float, settings: Settings
+) -> Index:
+    return build_index(
+        "local" if settings.cached else settings.index,
+        points,
+        k=settings.k,
+        held_out=held_out,
+        seed=settings.seed,
+        search=settings.index,
+        groups=lambda listed, k: choose(listed, rows, k, length_scale, settings.jitter, settings.seed),
+    )
+
+
+def _leave_one_out(
+    index: Index,
+    storage: Storage,
+    rows: np.ndarray,
+    k: int,
+    length_scale: float,
+    jitter: float,
+    sizes: np.ndarray | None,
+    search: statistics.NearestSearch | None = None,
+) -> np.ndarray:
+    """The operator's s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
+    twins = None if storage.format == "float32" else storage.rounded(rows)
+    return statistics.leave_one_out_share(
+        rows, index.points, k, length_scale, jitter, sizes, index.groups, twins, search
+    )
+
+
+def _require_rows(collector: Collector, settings: Settings) -> None:
+    site, seen = collector.site, collector.sample.seen if collector.sample else 0
+    if collector.dropped > seen:
+        raise UserError(
+            f"{collector.dropped} of {collector.dropped + seen} calibration rows at site {site.name!r} hold NaN or infinity",
+            "check the data; at most half of the rows may be dropped",
+        )
+    if seen < settings.k:
+        raise UserError(
+            f"the calibration data give {seen} rows at site {site.name!r}, fewer than K = {settings.k}",
+            f"give more data, or --k {max(1, seen // 2)}",
+        )
+
+
+def _length_scale(site: Site, rows: np.ndarray, settings: Settings, inputs: InputSample | None) -> float:
+    if isinstance(settings.length_scale, float):
+        return settings.length_scale
+    sample = inputs.sample.rows if inputs is not None else rows
+    length_scale = float(np.float32(statistics.median_distance(sample, seed=settings.seed)))
+    if not length_scale > 0:
+        what = "the inputs are" if inputs is not None else f"site {site.name!r} is"
+        raise UserError(
+            f"{what} constant over the calibration data, so distances mean nothing there",
+            "choose another site with --sites, give more varied data, or a number for --length-scale",
+        )
+    return length_scale
+
+
+def _held_out(rows: np.ndarray, seed: int) -> np.ndarray:
+    if len(rows) <= HELD_OUT_ROWS:
+        return rows
+    chosen = np.random.default_rng(seed).choice(len(rows), HELD_OUT_ROWS, replace=False)
+    return rows[np.sort(chosen)]
+
+
+def _scale(settings: Settings, shares: np.ndarray) -> float:
+    if settings.scale == "none":
+        return 1.0
+    if isinstance(settings.scale, float):
+        return settings.scale
+    # The floor is for data whose every row has a near twin: s is then at the level of the jitter.
+    return float(np.float32(MEDIAN_SHARE / max(float(np.median(shares)), settings.jitter)))
+
+
+def _prior_var(collector: Collector) -> np.ndarray:
+    """c² in a shape that broadcasts against the site's tensor."""
+    site = collector.site
+    moments = collector.channel_moments if site.layout is Layout.POOLED else collector.moments
+    var = np.maximum(moments.std, SMALLEST_STD).astype(np.float32) ** 2
+    if site.layout in (Layout.POSITIONS, Layout.POOLED):
+        return var.reshape(-1, *[1] * (site.rank - 2))
+    if site.layout is Layout.FLAT:
+        return var.reshape(collector.map_shape)
+    return var

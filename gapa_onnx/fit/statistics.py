@@ -1,0 +1,354 @@
+"""What calibration learns from a stream of activation rows, in memory that does not grow with its length.
+
+Moments and the row sample are functions of the rows and the seed alone: they are bit-equal however the
+stream is cut into batches. Rows are finite throughout; `finite_rows` says which ones to hand over.
+"""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+
+from gapa_onnx.errors import UserError
+from gapa_onnx.op.neighbourhoods import Chosen
+from gapa_onnx.threads import one_thread
+
+QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995, 0.999)
+
+_EPS = float(np.finfo(np.float32).eps)
+_BLOCK_VALUES = 1 << 20  # float64 values per working block: 8 MB
+_SPARE_CANDIDATES = 8  # beyond k + 1, so that float32 rounding in the search cannot cost a neighbour
+
+
+def finite_rows(rows: np.ndarray) -> np.ndarray:
+    """Which rows hold neither NaN nor infinity: (n, d) -> bool (n,)."""
+    return np.isfinite(rows).all(axis=1)
+
+
+class Moments:
+    """Mean and population variance of a stream of rows, and the covariance if asked for.
+
+    Blocks of a fixed number of rows are centred on their own mean and merged by Chan's formula,
+
+        S = S_a + S_b + (m_b − m_a)² n_a n_b / (n_a + n_b),
+
+    so an offset far above the spread costs no digits. Rows wait until a block is full: where a batch
+    ended does not show in the result.
+    """
+
+    def __init__(self, d: int, covariance: bool = False):
+        self._tracks_covariance = covariance
+        self._count = 0  # of the merged blocks
+        self._mean = np.zeros(d)
+        self._scatter = np.zeros((d, d) if covariance else d)  # summed (products of) deviations
+        self._block = np.empty((max(1, min(1024, _BLOCK_VALUES // d)), d))
+        self._filled = 0
+
+    def add(self, rows: np.ndarray) -> None:
+        """Take in rows (n, d)."""
+        start = 0
+        while start < len(rows):
+            taken = min(len(rows) - start, len(self._block) - self._filled)
+            self._block[self._filled : self._filled + taken] = rows[start : start + taken]
+            self._filled += taken
+            start += taken
+            if self._filled == len(self._block):
+                self._count, self._mean, self._scatter = self._merged()
+                self._filled = 0
+
+    @property
+    def count(self) -> int:
+        return self._count + self._filled
+
+    @property
+    def mean(self) -> np.ndarray:  # (d,)
+        return self._merged()[1]
+
+    @property
+    def std(self) -> np.ndarray:  # (d,)
+        count, _, scatter = self._merged()
+        return np.sqrt((np.diagonal(scatter) if self._tracks_covariance else scatter) / count)
+
+    @property
+    def covariance(self) -> np.ndarray:  # (d, d)
+        if not self._tracks_covariance:
+            raise ValueError("these moments were made without covariance=True")
+        count, _, scatter = self._merged()
+        return scatter / count
+
+    def _merged(self) -> tuple[int, np.ndarray, np.ndarray]:
+        """Count, mean and scatter with the rows of the unfinished block, which stays as it is."""
+        if self.count == 0:
+            raise ValueError("no rows were added")
+        block = self._block[: self._filled]  # (b, d)
+        if not len(block):
+            return self._count, self._mean.copy(), self._scatter.copy()
+        mean = block.mean(axis=0)
+        deviation = block - mean
+        shift = mean - self._mean
+        weight = self._count * len(block) / self.count
+        if self._tracks_covariance:
+            scatter = deviation.T @ deviation + np.outer(shift, shift) * weight
+        else:
+            scatter = np.einsum("ij,ij->j", deviation, deviation) + shift * shift * weight
+        return self.count, self._mean + shift * (len(block) / self.count), self._scatter + scatter
+
+
+class RowSample:
+    """A uniform sample without replacement of at most `capacity` rows from a stream of unknown length.
+
+    Every row draws a key in stream order and the smallest keys stay, so the sample depends on the rows'
+    positions and the seed, never on the batches. The buffer holds up to 1.25 capacity rows, and is
+    thinned out only when it is full; growing it takes up to 1.9 capacity rows for a moment.
+    """
+
+    def __init__(self, capacity: int, d: int, seed: int):
+        if capacity < 1:
+            raise ValueError("the capacity must be at least 1")
+        self._capacity = capacity
+        self._limit = capacity + capacity // 4 + 1  # rows of a full buffer
+        self._step = max(1, _BLOCK_VALUES // 4 // d)  # rows copied at a time
+        self._generator = np.random.default_rng(seed)
+        self._buffer = np.empty((0, d), np.float32)
+        self._keys = np.empty(0)
+        self._held = 0
+        self._highest = np.inf  # a key that is not below this one can no longer win
+        self._seen = 0
+
+    @property
+    def seen(self) -> int:
+        return self._seen
+
+    @property
+    def rows(self) -> np.ndarray:  # (min(seen, capacity), d)
+        """The sample so far, in stream order (a copy)."""
+        return self.smaller(self._capacity)
+
+    def smaller(self, capacity: int) -> np.ndarray:
+        """The sample that a smaller capacity would have kept of the same stream: (min(seen, capacity), d)."""
+        self._thin_out()
+        if self._held <= capacity:
+            return self._buffer[: self._held].copy()
+        kept = np.sort(np.argsort(self._keys[: self._held], kind="stable")[:capacity])
+        return self._buffer[kept]
+
+    def add(self, rows: np.ndarray) -> None:
+        """Offer rows (n, d)."""
+        keys = self._generator.random(len(rows))  # one 64-bit draw per row, so cuts do not shift the stream
+        self._seen += len(rows)
+        start = 0
+        while start < len(rows):
+            stop = start + min(self._step, self._limit - self._held)
+            winners = start + np.flatnonzero(keys[start:stop] < self._highest)
+            self._reserve(self._held + len(winners))
+            self._buffer[self._held : self._held + len(winners)] = rows[winners]
+            self._keys[self._held : self._held + len(winners)] = keys[winners]
+            self._held += len(winners)
+            start = stop
+            if self._held == self._limit:
+                self._thin_out()
+
+    def _reserve(self, wanted: int) -> None:
+        """Grow by doubling, past half the limit to all of it: a short stream costs little at any capacity."""
+        if wanted <= len(self._buffer):
+            return
+        half = self._limit // 2
+        size = self._limit if wanted > half else min(max(wanted, 2 * len(self._buffer)), half)
+        buffer = np.empty((size, self._buffer.shape[1]), np.float32)
+        buffer[: self._held] = self._buffer[: self._held]
+        keys = np.empty(size)
+        keys[: self._held] = self._keys[: self._held]
+        self._buffer, self._keys = buffer, keys
+
+    def _thin_out(self) -> None:
+        """Keep the `capacity` smallest keys; of equal keys the earlier row."""
+        if self._held <= self._capacity:
+            return
+        kept = np.sort(np.argsort(self._keys[: self._held], kind="stable")[: self._capacity])
+        # kept[i] >= i: moving forward in slices never overwrites a row that is still to be moved
+        for start in range(0, self._capacity, self._step):
+            source = kept[start : start + self._step]
+            self._buffer[start : start + len(source)] = self._buffer[source]
+        self._keys[: self._capacity] = self._keys[kept]
+        self._held = self._capacity
+        self._highest = self._keys[: self._held].max()
+
+
+def median_distance(rows: np.ndarray, pairs: int = 200_000, seed: int = 0) -> float:
+    """Median Euclidean distance between two different rows of (m, d); 0.0 for fewer than two rows.
+
+    Over all m(m−1)/2 pairs while these are no more than `pairs`, else over `pairs` random ones, whose median
+    is between the true quantiles ½ ± 0.0034 with 99.7% (3 standard errors of 200,000 draws). Each
+    difference is formed in float64 before it is squared, so a common offset of the rows cancels exactly.
+    """
+    m = len(rows)
+    if m < 2:
+        return 0.0
+    if m * (m - 1) // 2 <= pairs:
+        first, second = np.triu_indices(m, 1)
+    else:
+        generator = np.random.default_rng(seed)
+        first = generator.integers(0, m, pairs)
+        second = generator.integers(0, m - 1, pairs)
+        second += second >= first  # uniform over the other m − 1 rows
+    distances = np.empty(len(first))
+    step = max(1, _BLOCK_VALUES // rows.shape[1])
+    for start in range(0, len(first), step):
+        part = slice(start, start + step)
+        difference = rows[first[part]].astype(np.float64) - rows[second[part]]
+        distances[part] = np.sqrt(np.einsum("ij,ij->i", difference, difference))
+    return float(np.median(distances))
+
+
+def whitening(mean: np.ndarray, covariance: np.ndarray, floor: float = 1e-3) -> np.ndarray:
+    """The PCA whitening W (d, d), float32: (z − mean) W has unit variance along every principal axis.
+
+    W = U diag(max(λ, λ_floor))^-½ for covariance = U diag(λ) Uᵀ, largest λ first, and
+    λ_floor = floor · λ_max. Axes below the floor are kept, at the floor's scale: a query that leaves the
+    subspace of the data must not look near. The floor is never below the variance that float32 rounding
+    of `mean` alone can cause. An axis points to where its largest component (the first of equals) is
+    positive.
+    """
+    values, axes = np.linalg.eigh(np.asarray(covariance, np.float64))
+    values, axes = values[::-1], axes[:, ::-1]
+    rounding = (_EPS * np.abs(mean).max()) ** 2
+    if not values[0] > rounding:
+        raise UserError(
+            "the activation is constant over the calibration data, so it cannot be whitened",
+            "choose another site, use --metric euclidean, or check that the calibration data vary",
+        )
+    largest = axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])]
+    axes = axes * np.where(largest < 0, -1.0, 1.0)
+    return (axes / np.sqrt(np.maximum(values, max(floor * values[0], rounding)))).astype(np.float32)
+
+
+class NearestSearch:
+    """The nearest of some points (M, d), exactly, prepared once for many searches."""
+
+    def __init__(self, points: np.ndarray):
+        self._centre = points.mean(axis=0, dtype=np.float64)  # float32 loses digits to a common offset
+        self._index = faiss.IndexFlatL2(points.shape[1])
+        self._index.add((points - self._centre).astype(np.float32))
+
+    def candidates(self, rows: np.ndarray, count: int) -> np.ndarray:
+        """Indices (b, count) for rows (b, d), -1 where there are fewer points."""
+        with one_thread():
+            return self._index.search((rows - self._centre).astype(np.float32), count)[1]
+
+
+@one_thread()
+def leave_one_out_share(
+    rows: np.ndarray,
+    points: np.ndarray,
+    k: int,
+    length_scale: float,
+    jitter: float,
+    sizes: np.ndarray | None = None,
+    neighbourhoods: np.ndarray | Chosen | None = None,
+    twins: np.ndarray | None = None,
+    search: NearestSearch | None = None,
+) -> np.ndarray:
+    """The op's s for calibration rows (q, d), as if the row had not been among the data -> (q,).
+
+    A point that is the row itself is left out: within 4 float32 roundings, ‖row − point‖ ≤ 4ε‖row‖. Where
+    points are rounded, `twins` (q, d) are the rows as they would be among the points. A point
+    p that is the mean of n > 1 rows (`sizes`, one number per point) moves to the mean of the others,
+
+        p + (p − row) / (n − 1),
+
+    for the row's own cluster, which is the nearest. Of what there is then the k nearest are used, or all if
+    there are fewer; equal distances are ordered by index. With `neighbourhoods` (M, ≥ k) only the nearest
+    is searched, and the first k of its neighbourhood are used, less what is left out; of `Chosen` ones that from
+    the half of the data that the row is not in. `search` is for callers that come with many small batches.
+    """
+    q, d = rows.shape
+    wanted = min(len(points), (k if neighbourhoods is None else 1) + 1 + _SPARE_CANDIDATES)
+    search = search or NearestSearch(points)
+    shares = np.empty(q)
+    step = max(1, min(4096, 4 * _BLOCK_VALUES // (max(wanted, k) * d)))
+    for start in range(0, q, step):
+        part = rows[start : start + step]
+        candidates = search.candidates(part, wanted)  # (b, wanted)
+        twin = part if twins is None else twins[start : start + step]
+        own = _own(part, points, candidates[:, : 1 + _SPARE_CANDIDATES])
+        offsets, present, order = _without_itself(part, twin, points, candidates, own, sizes)
+        if neighbourhoods is not None:
+            first = order[:, :1]
+            nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
+            found = np.take_along_axis(present, first, axis=1)  # (b, 1)
+            whole = isinstance(neighbourhoods, np.ndarray)
+            group = neighbourhoods[nearest] if whole else neighbourhoods.without(part, nearest)
+            members = np.where(found, group[:, :k], -1)
+            offsets, present, order = _without_itself(part, twin, points, members, own, sizes)
+        kept = np.arange(len(part))[:, None], order[:, :k]
+        offsets, present = offsets[kept], present[kept]
+        shares[start : start + step] = _share(offsets / length_scale, present, jitter)
+    return shares
+
+
+def _own(rows: np.ndarray, points: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """The nearest of the candidates (b, c) of each row -> (b,); -1 if it has none."""
+    offsets = points[candidates].astype(np.float64) - rows[:, None, :]
+    distances = np.where(candidates < 0, np.inf, np.einsum("bcd,bcd->bc", offsets, offsets))
+    return candidates[np.arange(len(rows)), distances.argmin(axis=1)]
+
+
+def _without_itself(
+    rows: np.ndarray,
+    twins: np.ndarray,
+    points: np.ndarray,
+    candidates: np.ndarray,
+    own: np.ndarray,
+    sizes: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Offsets (b, c, d) from each row to its candidates (b, c), whether they count, and their order.
+
+    Nearest come first. What is the row itself, or its twin, goes last and does not count. `own` (b,) are the
+    points whose clusters the rows belong to.
+    """
+    offsets = points[candidates].astype(np.float64) - rows[:, None, :]
+    distances = np.einsum("bcd,bcd->bc", offsets, offsets)
+    apart = distances
+    if twins is not rows:
+        from_twin = offsets + (rows.astype(np.float64) - twins)[:, None, :]
+        apart = np.einsum("bcd,bcd->bc", from_twin, from_twin)
+    size = np.einsum("bd,bd->b", rows, rows, dtype=np.float64)
+    present = (candidates >= 0) & ~(apart <= (4 * _EPS) ** 2 * size[:, None])
+    if sizes is not None:
+        at = np.nonzero((candidates == own[:, None]) & (candidates >= 0) & (sizes[own] > 1)[:, None])
+        count = sizes[own[at[0]]]
+        growth = count / (count - 1)  # p + (p − row) / (n − 1) is this much farther from the row
+        offsets[at] *= growth[:, None]
+        distances[at] *= growth**2
+        present[at] = True
+    order = np.lexsort((candidates, np.where(present, distances, np.inf)), axis=1)
+    return offsets, present, order
+
+
+def _share(offsets: np.ndarray, present: np.ndarray, jitter: float) -> np.ndarray:
+    """s of each row from the offsets (b, k, d) to its neighbours in length scales -> (b,).
+
+    Offsets are from the row, so ‖a‖² + ‖b‖² − 2ab loses no digits that a float64 solve would not.
+    """
+    squares = np.einsum("bkd,bkd->bk", offsets, offsets)
+    products = offsets @ offsets.transpose(0, 2, 1)  # (b, k, k)
+    both = present[:, :, None] & present[:, None, :]
+    gram = np.exp(products - (squares[:, :, None] + squares[:, None, :]) / 2) * both
+    each = range(gram.shape[1])
+    gram[:, each, each] = 1 + jitter  # also of those that do not count: they are then unrelated points
+    to_row = np.exp(-squares / 2) * present
+    explained = np.einsum("bk,bk->b", to_row, np.linalg.solve(gram, to_row[:, :, None])[:, :, 0])
+    return np.clip(1 - explained, 0, 1)
+
+
+def quantile_table(values: np.ndarray) -> dict[str, float]:
+    """The `QUANTILES` of finite values by name ("0.95"): the observed value at or next above each."""
+    values = np.asarray(values, np.float64)
+    if not len(values) or not np.isfinite(values).all():
+        raise ValueError("quantiles need at least one value, all of them finite")
+    return {str(q): quantile(values, q) for q in QUANTILES}
+
+
+def quantile(values: np.ndarray, q: float) -> float:
+    """The observed value at a quantile, or next above it."""
+    return float(np.quantile(values, q, method="higher"))

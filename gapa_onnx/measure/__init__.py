@@ -1,0 +1,1 @@
+"""Converted files held against promises, clocks and labels."""

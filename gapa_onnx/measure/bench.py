@@ -1,0 +1,384 @@
+"""What a converted file costs beside its source, measured so that the figure can be believed.
+
+Three sessions take turns in one process: the source, the source once more (the control), the converted file.
+
+    control = median over rounds of t_control / t_source                       must be 1.00 ± 0.03
+    ratio   = median over rounds of t_converted / ((t_source + t_control) / 2)
+
+A control that is off says that the machine, not the model, was measured: the rounds are run again, twice as
+many, and if that does not help there is a `Refusal` in place of a figure. What was found to disturb it:
+
+- Idle thread pools. onnxruntime's threads spin for a while after a run, and take the cores from the session
+  whose turn it is: with two threads on two cores a control read 0.6 to 7. So spinning is off in all sessions.
+  (`session.force_spinning_stop` was not enough.)
+- Where memory happens to lie. Two sessions of a model of 40 µs differed by 6% as long as they lived. So the
+  sessions are opened several times, each time in another order, and all rounds count.
+- Other processes. With one thread, the CPU time of the calling thread is taken, which does not go on while
+  another process has the core. With more threads it is wall time.
+- What ran just before. Within the rounds all orders of the three occur equally often.
+- Python. Making arrays of eight outputs takes 30 µs, which is no work of the model's: outputs stay with
+  onnxruntime, as in a server.
+
+Where the time goes is `profiling`'s to tell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gapa_onnx import record as provenance
+from gapa_onnx.data import ImageOptions, InputSpec, open_data
+from gapa_onnx.errors import UserError
+from gapa_onnx.measure import profiling
+from gapa_onnx.model.load import SourceModel, load, read_proto
+from gapa_onnx.sessions.inference import answers, row_count
+
+TOLERATED = 0.03  # by which the source may differ from itself
+ATTEMPTS = 3
+LOADS = 6  # times that the sessions are opened, per attempt
+WARM_UP = 2
+ROUNDS = (24, 300)  # per attempt, whatever the time
+SECONDS = 3.0  # that the first attempt takes, where the number of rounds allows
+SHORTEST = 0.002  # seconds of one reading; shorter runs are repeated within it
+ORDERS = tuple(itertools.permutations(range(3)))
+
+Batch = Mapping[str, np.ndarray]
+Clock = Callable[[], float]
+Run = Callable[[], object]
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Readings of three runs that took turns, summed up."""
+
+    ratio: float  #: converted over source
+    control: float  #: source over source
+    ratio_quartiles: tuple[float, float]  #: over rounds
+    control_quartiles: tuple[float, float]
+    source_seconds: float  #: of one run
+    converted_seconds: float
+    rounds: int
+
+    @property
+    def sound(self) -> bool:
+        return abs(self.control - 1) <= TOLERATED
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one batch costs."""
+
+    batch: int
+    threads: int
+    comparison: Comparison
+    clock: str  #: cpu, of the calling thread, or wall
+    parts: dict[str, float]  #: seconds of one run of the converted file, see `profiling`; {} if not asked for
+
+    @property
+    def ratio(self) -> float:
+        return self.comparison.ratio
+
+    @property
+    def control(self) -> float:
+        return self.comparison.control
+
+    @property
+    def native(self) -> bool | None:
+        """Whether the sites ran by the native library; None if that was not looked at."""
+        return profiling.SITES not in self.parts if self.parts else None
+
+    @property
+    def added(self) -> dict[str, float]:
+        """Shares of what is not the source's own nodes; they add up to 1."""
+        return profiling.added_shares(self.parts)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A figure that is not given, and why."""
+
+    batch: int
+    threads: int
+    comparison: Comparison  #: of the last attempt; its ratio is not to be trusted
+    hint: str = "end what else runs on this machine, or take larger batches or --threads 1, and try again"
+
+    @property
+    def reason(self) -> str:
+        return (
+            f"the cost ratio is not given: the source against itself gave {self.comparison.control:.2f} "
+            f"instead of 1.00 ± {TOLERATED} in {ATTEMPTS} attempts, so this machine is too busy to measure"
+        )
+
+
+# -------------------------------------------------------------------------- files
+
+
+def measure(
+    source: str | os.PathLike | onnx.ModelProto | SourceModel,
+    converted: str | os.PathLike | onnx.ModelProto,
+    *,
+    batch: int = 256,
+    threads: int = 1,
+    data: Any = None,
+    rounds: int | None = None,
+    parts: bool = True,
+    images: ImageOptions = ImageOptions(),
+    progress: Progress = lambda text, done: None,
+) -> Measurement | Refusal:
+    """The cost ratio of a converted file to its source on one batch, with its control.
+
+    Parameters
+    ----------
+    batch: rows per run.
+    threads: that onnxruntime may use.
+    data: what to feed: anything that `convert` takes. The first rows, repeated to fill the batch; None makes
+        inputs up: normal numbers, zeros where whole numbers are wanted.
+    rounds: of the first attempt, shared by several openings of the files; None takes a few seconds.
+    parts: also tell where the time goes.
+
+    Example
+    -------
+    >>> gapa_onnx.measure.bench.measure("model.onnx", "model.gapa.onnx", batch=32).ratio
+    """
+    for option, number in {"--batch": batch, "--threads": threads, "the number of rounds": rounds}.items():
+        if number is not None and number < 1:
+            raise UserError(f"{option} is {number}; it must be at least 1")
+    original = source if isinstance(source, SourceModel) else load(source)
+    emitted = require_pair(original, converted)
+    feeds = made_up(original.inputs, batch) if data is None else first_rows(data, original, batch, images)
+    _try(original.given, feeds, made=data is None)
+    return measure_on(
+        original.given,
+        emitted,
+        feeds,
+        batch=batch,
+        threads=threads,
+        rounds=rounds,
+        parts=parts,
+        progress=progress,
+    )
+
+
+def measure_on(
+    source: onnx.ModelProto,
+    converted: onnx.ModelProto,
+    feeds: Batch,
+    *,
+    batch: int | None = None,
+    threads: int = 1,
+    rounds: int | None = None,
+    clock: Clock | None = None,
+    parts: bool = True,
+    progress: Progress = lambda text, done: None,
+) -> Measurement | Refusal:
+    """`measure` on inputs that are there, without asking whether the models belong together.
+
+    `batch` is what they count as, where the longest of them does not tell.
+    """
+
+    def openings() -> Iterator[list[Run]]:
+        for order in itertools.cycle(ORDERS):
+            runs: dict[int, Run] = {}
+            for position in order:
+                runs[position] = _run(source if position < 2 else converted, feeds, threads)
+            yield [runs[position] for position in range(3)]
+
+    name = "cpu" if threads == 1 and _fine(time.get_clock_info("thread_time")) else "wall"
+    clock = clock or {"cpu": time.thread_time, "wall": time.perf_counter}[name]
+    found = compare(openings(), clock, rounds=rounds, progress=progress)
+    batch = batch or row_count(feeds)
+    if not found.sound:
+        return Refusal(batch, threads, found)
+    progress("profiling", 0.0)
+    split = profiling.split(source, converted, feeds, threads) if parts else {}
+    return Measurement(batch, threads, found, name, split)
+
+
+def fixed_batch(inputs: Sequence[InputSpec]) -> int | None:
+    """The number of rows that a model wants in every run, None where it is free."""
+    sizes = [spec.shape[0] for spec in inputs if spec.shape]
+    return sizes[0] if sizes and all(isinstance(size, int) for size in sizes) else None
+
+
+def _require_batch(inputs: Sequence[InputSpec], rows: int) -> None:
+    fixed = fixed_batch(inputs)
+    if fixed not in (None, rows):
+        raise UserError(f"the model takes {fixed} row(s) at a time, not {rows}", f"use --batch {fixed}")
+
+
+def require_pair(source: SourceModel, converted: str | os.PathLike | onnx.ModelProto) -> onnx.ModelProto:
+    """The converted model, if it was made from this source: a ratio to some other model would mislead."""
+    label = "the second model" if isinstance(converted, onnx.ModelProto) else os.fspath(converted)
+    proto = converted if isinstance(converted, onnx.ModelProto) else read_proto(Path(converted))
+    record = provenance.read(proto)
+    if record is None:
+        raise UserError(
+            f"{label} was not written by gapa-onnx", "give the source first, then the converted file"
+        )
+    if record["source"]["sha256"] != source.sha256:
+        raise UserError(
+            f"{label} was not converted from {source.label}: sha256 differs",
+            f"give the file that it was made from ({record['source']['file'] or 'a model in memory'})",
+        )
+    return proto
+
+
+# -------------------------------------------------------------------------- feeds
+
+
+def made_up(inputs: Sequence[InputSpec], rows: int) -> dict[str, np.ndarray]:
+    """A batch that fits the inputs' types and shapes; free axes beyond the first have one element."""
+    _require_batch(inputs, rows)
+    generator = np.random.default_rng(0)
+    sizes: dict[str, int] = {}
+    feeds = {}
+    for spec in inputs:
+        if spec.shape is None:
+            raise UserError(f"input {spec.name!r} has no declared shape", "give inputs with --data")
+        shape = list(spec.shape)
+        for axis, size in enumerate(shape):
+            if not isinstance(size, int):
+                free = rows if axis == 0 else 1
+                shape[axis] = (
+                    sizes.setdefault(size, free) if size else free
+                )  # a symbol is one size everywhere
+        feeds[spec.name] = _values(generator, spec.dtype, shape)
+    return feeds
+
+
+def _values(generator: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
+    if dtype.kind == "f":
+        return generator.standard_normal(shape).astype(dtype)
+    if dtype.kind in "USO":
+        return np.full(shape, "", object)
+    return np.ones(shape, dtype) if dtype.kind == "b" else np.zeros(shape, dtype)
+
+
+def first_rows(data: Any, source: SourceModel, rows: int, images: ImageOptions) -> dict[str, np.ndarray]:
+    """The first rows of the data, over and over until the batch is full."""
+    _require_batch(source.inputs, rows)
+    found = next(iter(open_data(data, source.inputs, images).batches(rows)), None)
+    if found is None:
+        raise UserError("the data hold no rows", "check what --data points to")
+    given = row_count(found)
+    batched = {
+        spec.name for spec in source.inputs if spec.shape is None or not isinstance((*spec.shape, 0)[0], int)
+    }
+    return {
+        name: np.take(array, np.arange(rows) % given, axis=0)
+        if given < rows and name in batched and array.ndim and len(array) == given
+        else array
+        for name, array in found.items()
+    }
+
+
+def _try(source: onnx.ModelProto, feeds: Batch, *, made: bool) -> None:
+    """A model that inputs made up do not fit is told from one that fails on the user's data."""
+    try:
+        _run(source, feeds, 1)()
+    except UserError as error:
+        if made and "failed on the data" in error.message:
+            raise UserError(
+                error.message.replace("the data", "inputs that were made up"), "give real ones with --data"
+            ) from error
+        raise
+
+
+def _run(model: onnx.ModelProto, feeds: Batch, threads: int) -> Run:
+    opened = profiling.open_quiet(model, threads)
+    names = [value.name for value in opened.get_outputs()]
+    fed = {value.name: feeds[value.name] for value in opened.get_inputs() if value.name in feeds}
+    answers(opened, names, fed)  # says what is wrong with the data, if anything is
+    kinds = {value.type for value in (*opened.get_inputs(), *opened.get_outputs())}
+    if not all(kind.startswith("tensor(") and kind != "tensor(string)" for kind in kinds):
+        return lambda: answers(opened, names, fed)  # what cannot be bound
+    binding = opened.io_binding()
+    fed = {name: np.ascontiguousarray(array) for name, array in fed.items()}
+    for name, array in fed.items():
+        binding.bind_cpu_input(name, array)
+    for name in names:
+        binding.bind_output(name)
+    return lambda fed=fed: opened.run_with_iobinding(binding)  # which reads what was fed
+
+
+def _fine(clock: Any) -> bool:
+    """Whether a clock resolves a reading; that of CPU time has steps of 16 ms on Windows."""
+    return clock.resolution < SHORTEST / 1000
+
+
+# ---------------------------------------------------------------------- statistics
+
+
+def compare(
+    openings: Iterator[Sequence[Run]],
+    clock: Clock,
+    *,
+    rounds: int | None = None,
+    progress: Progress = lambda text, done: None,
+) -> Comparison:
+    """Source, source again and converted in turns; the last attempt, whether its control is sound or not.
+
+    `openings` gives the three as something to run, freshly opened each time that it is asked.
+    """
+    for attempt in range(ATTEMPTS):
+        readings = []
+        for opening in range(LOADS):
+            progress("timing", opening / LOADS)
+            readings.append(_readings(next(openings), clock, rounds, 2**attempt))
+        found = summary(np.concatenate(readings, axis=1))
+        if found.sound:
+            break
+    return found
+
+
+def _readings(runs: Sequence[Run], clock: Clock, rounds: int | None, times: int) -> np.ndarray:
+    """Seconds of one run, (3, rounds)."""
+    taken = []
+    for run in runs:
+        for _ in range(WARM_UP):
+            run()
+        started = clock()
+        run()
+        taken.append(max(clock() - started, 1e-9))
+    repeats = [max(1, int(SHORTEST / seconds)) for seconds in taken]
+    repeats = [min(repeats[:2])] * 2 + repeats[2:]  # the same for both sides of the control
+    if rounds is None:
+        one = sum(seconds * repeat for seconds, repeat in zip(taken, repeats))
+        rounds = int(min(max(SECONDS / one, ROUNDS[0]), ROUNDS[1]))
+    rounds = max(1, rounds * times // LOADS)
+    rounds += -rounds % len(ORDERS)
+    seconds = np.empty((3, rounds))
+    for number in range(rounds):
+        for position in ORDERS[number % len(ORDERS)]:
+            run, repeat = runs[position], repeats[position]
+            started = clock()
+            for _ in range(repeat):
+                run()
+            seconds[position, number] = (clock() - started) / repeat
+    return seconds
+
+
+def summary(seconds: np.ndarray) -> Comparison:
+    """Medians and quartiles over rounds of source, control and converted: (3, rounds)."""
+    source, control, converted = seconds
+    ratios, controls = 2 * converted / (source + control), control / source
+    return Comparison(
+        ratio=float(np.median(ratios)),
+        control=float(np.median(controls)),
+        ratio_quartiles=tuple(map(float, np.quantile(ratios, (0.25, 0.75)))),
+        control_quartiles=tuple(map(float, np.quantile(controls, (0.25, 0.75)))),
+        source_seconds=statistics.median(source.tolist() + control.tolist()),
+        converted_seconds=float(np.median(converted)),
+        rounds=seconds.shape[1],
+    )

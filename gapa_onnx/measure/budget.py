@@ -1,0 +1,152 @@
+"""`--budget`: the most exact settings whose measured cost stays within what is allowed.
+
+Settings are tried from the most exact to the cheapest: first as they were given, where what was left open
+(`auto`) takes the best, then with neighbourhoods that are prepared (`--solver cached`), then with fewer
+inducing points, then with fewer neighbours. Where there are several sites, one with many points comes before
+several with few, if there is one output. The data are read once for each choice of sites; each candidate is
+fitted and emitted, and timed beside the source model with a control (`bench`). The
+first within the budget is taken, and what it gave up is told against the first tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gapa_onnx.data import DataSource
+from gapa_onnx.emit.emit import emit
+from gapa_onnx.emit.rewrite import rewrite
+from gapa_onnx.errors import UserError
+from gapa_onnx.fit.calibrate import Calibration, fit
+from gapa_onnx.fit.collect import collect
+from gapa_onnx.measure.bench import Refusal, measure
+from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
+from gapa_onnx.settings import CACHED_INDEXES, LEAST_POINTS, Settings
+
+POINTS = (4000, 2500, 1500, 1000, 500, 250, 125, 64)
+FEWER_NEIGHBOURS = (20, 10)
+LARGEST_BATCH = 256
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings that were tried, what they cost, and what they leave unexplained."""
+
+    sites: str
+    solver: str
+    m: int
+    k: int
+    ratio: float  #: time of the converted model over the source's
+    control: float  #: the source against itself in the same run
+    share_median: float  #: of left-out calibration rows, the mean over the sites
+    share_high: float  #: the same at the 0.95 quantile
+    recall: float  #: the smallest of any site
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The settings to use and what was found with them; the last of all trials is theirs."""
+
+    settings: Settings
+    plan: Plan
+    calibration: Calibration
+    trials: tuple[Trial, ...]
+
+
+def within_budget(
+    plan: Plan, data: DataSource, settings: Settings, budget: float, progress: Progress
+) -> Choice:
+    """The first settings that keep the budget."""
+    if not 1 < budget < float("inf"):
+        raise UserError(
+            f"--budget is {budget:g}; a converted model does all that its source does and more",
+            "give a number above 1, such as 1.5",
+        )
+    trials: list[Trial] = []
+    tried, collected = plan, None
+    sites = settings.sites
+    # The last site alone might leave one of several outputs without a variance.
+    count = len(plan.sites) if len(plan.source.outputs) == 1 else 1
+    for candidate in candidates(settings, count):
+        if candidate.sites != sites:
+            sites, tried, collected = candidate.sites, analyse(plan.source, candidate), None
+            require_convertible(tried, candidate)
+        collected = collected or collect(tried, data, candidate, progress)
+        calibration = fit(collected, candidate, progress)
+        model = emit(tried, calibration, rewrite(tried, calibration, candidate), candidate)
+        progress("measuring the cost", 0.0)
+        batch = min(LARGEST_BATCH, calibration.batch_rows)
+        found = measure(plan.source, model, batch=batch, data=next(data.batches(batch)), parts=False)
+        if isinstance(found, Refusal):
+            raise UserError(f"the budget cannot be kept: {found.reason}", found.hint)
+        trials.append(_trial(candidate, calibration, found.ratio, found.control))
+        progress("measuring the cost", 1.0)
+        if found.ratio <= budget:
+            return Choice(candidate, tried, calibration, tuple(trials))
+    cheapest = min(trials, key=lambda trial: trial.ratio)
+    raise UserError(
+        f"no settings stay within a budget of {budget:g}: the cheapest, --m {cheapest.m} --k {cheapest.k}, cost "
+        f"{cheapest.ratio:.2f} times the source",
+        f"allow --budget {cheapest.ratio * 1.05:.2f}, or leave it out",
+    )
+
+
+def candidates(settings: Settings, sites: int) -> Iterator[Settings]:
+    """From the most exact to the cheapest."""
+    seen = set()
+    for candidate in _ladder(settings, sites):
+        if candidate not in seen:
+            seen.add(candidate)
+            yield candidate
+
+
+def _ladder(settings: Settings, sites: int) -> Iterator[Settings]:
+    open_m = settings.m == "auto" and settings.inducing != "all"
+    first = replace(settings, m=max(POINTS[0], settings.most_points)) if open_m else settings
+    yield replace(first, solver="exact") if settings.solver == "auto" else first
+    index = settings.index if settings.index in CACHED_INDEXES else "auto"
+    cached = replace(first, solver="cached", index=index)
+    if sites > 1:
+        yield cached
+        yield from _fewer_points(cached, LEAST_POINTS * settings.k)
+        cached = replace(cached, sites="last")
+    fewer = [cached, *_fewer_points(cached, settings.k)]
+    yield from fewer
+    for k in FEWER_NEIGHBOURS:
+        if k < settings.k:
+            yield replace(fewer[-1], k=k)
+
+
+def _fewer_points(settings: Settings, least: int) -> Iterator[Settings]:
+    everything = settings.inducing == "all"
+    for m in POINTS:
+        if least <= m and (everything or m < settings.most_points):
+            yield replace(settings, m=m, inducing="kmeans" if everything else settings.inducing)
+
+
+def _trial(settings: Settings, calibration: Calibration, ratio: float, control: float) -> Trial:
+    fits = calibration.fits
+
+    def share(level: str) -> float:
+        return sum(fit.share_quantiles[level] for fit in fits) / len(fits)
+
+    recalls = [fit.index.recall for fit in fits if fit.index.recall is not None]
+    return Trial(
+        sites=settings.sites,
+        solver=settings.solver,
+        m=max(len(fit.index.points) for fit in fits),
+        k=settings.k,
+        ratio=ratio,
+        control=control,
+        share_median=share("0.5"),
+        share_high=share("0.95"),
+        recall=min(recalls, default=1.0),
+    )
+
+
+def budget_record(budget: float, choice: Choice) -> dict[str, Any]:
+    """What a file says about how its settings were chosen."""
+    return {"budget": budget, "trials": [asdict(trial) for trial in choice.trials]}

@@ -1,0 +1,163 @@
+"""What a converted file answers about data: its head, and batches of outputs by their role."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from gapa_onnx.data import DataSource, ImageOptions, InputSpec, open_data
+from gapa_onnx.data.spec import fixed
+from gapa_onnx.errors import UserError
+from gapa_onnx.measure.evaluation.labels import require_rows
+from gapa_onnx.measure.evaluation.metrics import needed
+from gapa_onnx.sessions.inference import answers, input_specs, open_model, provenance_of, row_count
+
+_CLASS_ROLES = ("probs", "tokens", "entropy", "epistemic", "score", "ood")
+_NUMBER_ROLES = ("var", "total_var", "score", "ood")
+MEAN = "mean"  #: the role of the source's own output
+_CONVERT_AGAIN = (
+    "convert the model again with --task classification, multilabel, regression, segmentation or tokens"
+)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One output of a converted file, as its provenance record describes it."""
+
+    output: str
+    task: str
+    link: str  #: softmax, sigmoid or identity
+    axis: int | None  #: of the classes
+    plain_logits: bool  #: the output is the logits themselves, not yet probabilities
+    outputs: Mapping[str, str]  #: role -> graph output; `MEAN` among them
+    threshold: Mapping[str, float] | None
+
+    def classes_last(self, values: np.ndarray) -> np.ndarray:
+        """(n, places, classes) of an answer that has classes."""
+        if self.axis is None:
+            return values.reshape(len(values), -1, 1)
+        moved = np.moveaxis(values, self.axis, -1)
+        return moved.reshape(len(moved), -1, moved.shape[-1])
+
+    def places(self, values: np.ndarray) -> tuple[int, ...]:
+        """The trailing shape of an answer, without its classes."""
+        shape = values.shape[1:]
+        return shape if self.axis is None else (*shape[: self.axis - 1], *shape[self.axis :])
+
+    def source_probs(self, values: np.ndarray) -> np.ndarray:
+        """Probabilities (…, classes) of the source by itself; no variance has a part in them."""
+        values = values.astype(np.float64)
+        special = needed("scipy.special")
+        if self.link == "sigmoid":
+            return special.expit(values) if self.plain_logits else values
+        if not self.plain_logits and not (values < 0).any():
+            return values
+        return special.softmax(values, axis=-1)  # of log-probabilities these are the probabilities
+
+
+@dataclass(frozen=True)
+class ConvertedFile:
+    """A converted file, open, and the one of its outputs that is looked at."""
+
+    file: str
+    session: ort.InferenceSession = field(repr=False)
+    inputs: tuple[InputSpec, ...]
+    answered: Answered
+    provenance: Mapping[str, Any] = field(repr=False)
+
+    def batches(self, data: DataSource, batch_size: int) -> Iterator[tuple[int, dict, dict]]:
+        """First row, inputs by name and answers by role, batch after batch."""
+        roles, start = self.answered.outputs, 0
+        for batch in data.batches(batch_size):
+            rows = row_count(batch)
+            found = dict(zip(roles, answers(self.session, list(roles.values()), batch)))
+            for role, array in found.items():
+                if array.ndim == 0 or len(array) != rows:
+                    raise UserError(
+                        f"output {roles[role]!r} does not have one row per sample", "evaluate it from Python"
+                    )
+            yield start, batch, found
+            start += rows
+
+    def open_data(self, data: Any, images: ImageOptions) -> DataSource:
+        return open_data(data, self.inputs, images)
+
+    def require_matching(self, labels: np.ndarray, data: DataSource, seen: int | None = None) -> None:
+        """Labels fit the rows, also those that a fixed batch size leaves out at the end.
+
+        Before the run, and after it with the number of rows `seen`.
+        """
+        if seen is None or data.rows is not None:
+            require_rows(labels, data.rows, data.description)
+        if seen is None or seen == len(labels):
+            return
+        sizes = {spec.shape[0] for spec in self.inputs if spec.shape and fixed(spec.shape[0])}
+        steady = all(spec.shape and all(map(fixed, spec.shape[1:])) for spec in self.inputs)
+        # Rows of several shapes may be left out anywhere, and labels would then slip.
+        if not sizes or not steady or not 0 <= len(labels) - seen < max(sizes):
+            raise UserError(
+                f"{seen} of {len(labels)} labelled rows fill batches of the model",
+                f"give a multiple of {max(sizes)} rows" if sizes else "label i belongs to row i of the data",
+            )
+
+
+def open_converted(model: str | os.PathLike | onnx.ModelProto, output: str | None = None) -> ConvertedFile:
+    """Open a converted file and choose the output to look at: the named one, else the only one with a task."""
+    session = open_model(model)
+    file = "a model in memory" if isinstance(model, onnx.ModelProto) else str(Path(model))
+    record = provenance_of(session)
+    if record is None:
+        raise UserError(f"{file} was not converted by gapa-onnx", f"gapa-onnx convert {file} --calib PATH")
+    heads = record.get("heads") or {}
+    useful = [name for name, head in heads.items() if head["task"] != "none"]
+    if output is not None and output not in heads:
+        present = ", ".join(heads) or "none"
+        raise UserError(f"{file} has no output {output!r} with a head; it has {present}", _CONVERT_AGAIN)
+    if not useful or (output is not None and output not in useful):
+        named = f" for output {output!r}" if output else ""
+        raise UserError(
+            f"{file} has no task{named}, so there is nothing to compare labels with", _CONVERT_AGAIN
+        )
+    if output is None and len(useful) > 1:
+        raise UserError(
+            f"{file} has several outputs with a task: {', '.join(useful)}",
+            f"choose one: --output {useful[0]}",
+        )
+    chosen = output or useful[0]
+    return ConvertedFile(
+        file, session, tuple(input_specs(session)), _answered(chosen, heads[chosen], session), record
+    )
+
+
+def _answered(output: str, head: Mapping[str, Any], session: ort.InferenceSession) -> Answered:
+    present = {value.name for value in session.get_outputs()}
+    wanted = _NUMBER_ROLES if head["task"] == "regression" else _CLASS_ROLES
+    roles = {role: name for role, name in head["outputs"].items() if role in wanted and name in present}
+    score = head.get("score") or {}
+    known = {key: score[key] for key in ("quantile", "threshold") if score.get(key) is not None}
+    return Answered(
+        output,
+        head["task"],
+        head["link"],
+        head["axis"],
+        head["logits"] == output,
+        {MEAN: output, **roles},
+        known or None,
+    )
+
+
+def require_roles(answered: Answered, roles: Sequence[str]) -> None:
+    """Outputs without which there is nothing to evaluate."""
+    for role in roles:
+        if role not in answered.outputs:
+            raise UserError(
+                f"the file lacks the output {answered.output}_{role}, which {answered.task} is judged by",
+                _CONVERT_AGAIN,
+            )

@@ -1,0 +1,59 @@
+"""The tasks that can be evaluated: how each turns answers into columns, and columns into findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gapa_onnx.measure.evaluation.answers import Answered, ConvertedFile, require_roles
+from gapa_onnx.measure.evaluation.classification import (
+    class_caption,
+    class_columns,
+    class_findings,
+    label_caption,
+    label_columns,
+    label_findings,
+)
+from gapa_onnx.measure.evaluation.regression import number_caption, number_columns, number_findings
+from gapa_onnx.measure.evaluation.rows import Columns, Findings
+from gapa_onnx.measure.evaluation.segmentation import pixel_columns, pixel_findings
+from gapa_onnx.measure.evaluation.tokens import token_columns, token_findings
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What one task asks of a file, and what it makes of the answers."""
+
+    needs: tuple[str, ...]  #: roles of outputs
+    #: (answered, found by role, labels or None, first row, rows in all) -> columns
+    columns: Callable[[Answered, Mapping[str, np.ndarray], np.ndarray | None, int, int], Columns]
+    findings: Callable[[Columns], Findings]
+    caption: Callable[[Columns, int], tuple[str, str]] | None = None  #: None: rows are not shown one by one
+
+
+_CLASSES = Judge(("probs",), lambda *given: class_columns(*given[:4]), class_findings, class_caption)
+_LABELS = Judge(("probs",), lambda *given: label_columns(*given[:4]), label_findings, label_caption)
+_PLACES = Judge(("probs",), pixel_columns, pixel_findings)
+_TOKENS = Judge(("probs", "tokens"), token_columns, token_findings)
+_NUMBERS = Judge(("var",), number_columns, number_findings, number_caption)
+
+
+def judge_of(converted: ConvertedFile) -> Judge:
+    """The judge of a file's output, once it is certain that the file answers what the judge asks."""
+    answered = converted.answered
+    if answered.task == "classification":
+        judge = _CLASSES if _one_place(converted) else _PLACES
+    else:
+        others = {"multilabel": _LABELS, "segmentation": _PLACES, "tokens": _TOKENS, "regression": _NUMBERS}
+        judge = others[answered.task]
+    require_roles(answered, judge.needs)
+    return judge
+
+
+def _one_place(converted: ConvertedFile) -> bool:
+    """Whether a row has one class: (N, C), also with sizes of 1 beside, as opposed to classes along a sequence."""
+    answered = converted.answered
+    shape = next(v.shape for v in converted.session.get_outputs() if v.name == answered.output)
+    return all(size == 1 for axis, size in enumerate(shape) if axis not in (0, answered.axis))

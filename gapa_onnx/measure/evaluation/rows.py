@@ -1,0 +1,88 @@
+"""What is kept of each row while data stream through, and what all tasks make of it.
+
+A task turns a batch of answers into *columns*, arrays with one entry per row; all numbers of an evaluation
+follow from them, so that memory is bounded by rows times a few numbers, and no number depends on how the
+rows were batched. Columns whose name starts with `score/` order rows from usual to strange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gapa_onnx.measure.evaluation.answers import Answered
+from gapa_onnx.measure.evaluation.metrics import detection
+from gapa_onnx.measure.evaluation.result import Intervals, ReliabilityBin
+
+SCORE = "score/"
+FLAGGED = "flagged"  #: share of a row's places beyond the file's own threshold
+VALID = "valid"  #: no answer of the row is NaN
+_HEAD_SCORES = ("entropy", "epistemic", "score")
+
+Columns = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a task makes of the columns of labelled rows."""
+
+    metrics: Mapping[str, Mapping[str, float]]
+    losses: np.ndarray  #: (n,) what risk-coverage averages; NaN where a row has no label
+    risk: str = "error rate"
+    reliability: Mapping[str, tuple[ReliabilityBin, ...]] = field(default_factory=dict)
+    error_detection: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    intervals: Intervals | None = None
+    notes: tuple[str, ...] = ()
+
+
+def place_scores(answered: Answered, found: Mapping[str, np.ndarray]) -> Columns:
+    """The head's own scores at each place of each row: (n, places)."""
+    return {
+        role: found[role].astype(np.float64).reshape(len(found[role]), -1)
+        for role in _HEAD_SCORES
+        if role in answered.outputs
+    }
+
+
+def score_columns(scores: Mapping[str, np.ndarray]) -> Columns:
+    """The mean over each row's places of every score."""
+    return {SCORE + name: values.mean(axis=1) for name, values in scores.items()}
+
+
+def flag_column(found: Mapping[str, np.ndarray]) -> Columns:
+    return {FLAGGED: found["ood"].reshape(len(found["ood"]), -1).mean(axis=1)} if "ood" in found else {}
+
+
+def concatenate(batches: Iterable[Columns]) -> Columns:
+    pieces = list(batches)
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def select(columns: Columns, rows: np.ndarray) -> Columns:
+    return {name: values[rows] for name, values in columns.items()}
+
+
+def scores_in(columns: Columns) -> Columns:
+    """Score by its plain name: (n,) each."""
+    return {name.removeprefix(SCORE): v for name, v in columns.items() if name.startswith(SCORE)}
+
+
+def detect_errors(
+    scores: Mapping[str, np.ndarray], wrong: Mapping[str, np.ndarray], what: str
+) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """How well each score tells wrong predictions from right ones, and a note where it cannot be said.
+
+    `wrong` has the errors of "source" and "gapa": a score named source_… is held against the source's.
+    """
+    found, notes = {}, []
+    for name, values in scores.items():
+        errors = wrong["source" if name.startswith("source_") else "gapa"]
+        if errors.all() or not errors.any():
+            notes = [
+                f"every {what} is {'wrong' if errors.all() else 'right'}: telling them apart is undefined"
+            ]
+            continue
+        found[name] = detection(values[~errors], values[errors])
+    return found, notes

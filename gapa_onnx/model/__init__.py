@@ -1,0 +1,1 @@
+"""The source model: read, looked at, added to."""

@@ -1,0 +1,47 @@
+"""What is the same in every run of a model: initializers, Constant nodes, and all that follows from them alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from gapa_onnx.model.load import SourceModel
+
+RANDOM = {
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+}
+
+
+def constant_of(tensor: gs.Tensor) -> np.ndarray | None:
+    """The value of an initializer or a Constant node, else None."""
+    if isinstance(tensor, gs.Constant):
+        return tensor.values
+    if len(tensor.inputs) == 1 and tensor.inputs[0].op == "Constant":
+        for value in tensor.inputs[0].attrs.values():
+            return value.values if isinstance(value, gs.Constant) else np.asarray(value)
+    return None
+
+
+def constant_tensors(source: SourceModel) -> set[str]:
+    """Names of the tensors that do not depend on what is fed. An initializer may also be listed as an
+    input, which old files had to do."""
+    return constant_names(source.graph, {tensor.name for tensor in source.proto.graph.initializer})
+
+
+def constant_names(graph: gs.Graph, known: set[str] = frozenset()) -> set[str]:
+    """Names of the constants of a graph and of all that is computed from them alone."""
+    names = {tensor.name for tensor in graph.tensors().values() if isinstance(tensor, gs.Constant)} | known
+    for node in graph.nodes:
+        if node.op not in RANDOM and not has_subgraph(node):
+            if all(tensor.name in names or not tensor.name for tensor in node.inputs):
+                names.update(tensor.name for tensor in node.outputs)
+    return names
+
+
+def has_subgraph(node: gs.Node) -> bool:
+    return any(isinstance(value, gs.Graph) for value in node.attrs.values())

@@ -1,0 +1,170 @@
+"""Step 1, load: an ONNX file becomes a `SourceModel` that the other steps read and never change."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx_graphsurgeon as gs
+from google.protobuf.message import DecodeError
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from gapa_onnx.data import InputSpec
+from gapa_onnx.errors import UserError
+from gapa_onnx.model.protos import sha256
+from gapa_onnx.model.shapes import infer_shapes
+from gapa_onnx.record import METADATA_KEY
+
+OLDEST_OPSET = 7  # before it, broadcasting was an attribute of each operator
+OPSET_WHERE_NONE = (
+    17  # for models of ai.onnx.ml operators only; the oldest onnxruntime that we serve knows it
+)
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A model as it was given, with a view of its graph that knows types and shapes."""
+
+    given: onnx.ModelProto = field(repr=False)  #: as it came; what the converted file is held against
+    proto: onnx.ModelProto = field(repr=False)  #: with the model's own functions inlined, else the same
+    graph: gs.Graph = field(repr=False)  #: read only; types and shapes inferred
+    opset: int  #: of the default domain
+    sha256: str
+    path: Path | None
+    inputs: tuple[InputSpec, ...]  #: what has to be fed: initializers are not among them
+    names: frozenset[str] = field(repr=False)  #: every name that the file uses
+
+    @property
+    def label(self) -> str:
+        return str(self.path) if self.path else (self.proto.graph.name or "model")
+
+    @property
+    def outputs(self) -> list[gs.Tensor]:
+        return list(self.graph.outputs)
+
+
+def load(model: str | Path | onnx.ModelProto) -> SourceModel:
+    """Read a model from a file, or take one that is in memory.
+
+    Raises UserError for what is not a model that onnxruntime could run.
+    """
+    path = None if isinstance(model, onnx.ModelProto) else Path(model)
+    proto = model if path is None else read_proto(path)
+    if not proto.graph.node:
+        raise UserError(f"{_name(path)} has no nodes", "give a trained model in ONNX format")
+    if any(entry.key == METADATA_KEY for entry in proto.metadata_props):
+        raise UserError(
+            f"{_name(path)} was converted by gapa-onnx already", "give convert the original model instead"
+        )
+    opset = max(
+        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=None
+    )
+    if opset is not None and opset < OLDEST_OPSET:
+        raise UserError(
+            f"{_name(path)} uses opset {opset}; opsets {OLDEST_OPSET} and newer are supported",
+            "raise it with onnx.version_converter.convert_version(model, 13)",
+        )
+    given, proto = proto, _inline(proto, path)
+    if opset is None:
+        proto, opset = _with_default_domain(proto), OPSET_WHERE_NONE
+    inferred = infer_shapes(proto)
+    G_LOGGER.severity = G_LOGGER.CRITICAL  # graphsurgeon prints to stdout, which is the user's
+    graph = gs.import_onnx(inferred)
+    return SourceModel(
+        given=given,
+        proto=proto,
+        graph=graph,
+        opset=opset,
+        sha256=_hash(path) if path else sha256(given),
+        path=path,
+        inputs=_inputs(proto),
+        names=frozenset(_all_names(proto.graph)),
+    )
+
+
+def _name(path: Path | None) -> str:
+    return str(path) if path else "the model"
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", "give the .onnx file inside it")
+    if not path.exists():
+        raise UserError(f"no such file: {path}", "check the path of the model")
+    try:
+        proto = onnx.load(path)
+    except (DecodeError, ValueError) as error:
+        raise UserError(
+            f"{path} is not an ONNX file, or it is cut short", "export the model again"
+        ) from error
+    except (FileNotFoundError, onnx.checker.ValidationError) as error:
+        raise UserError(
+            f"the external data of {path} cannot be read: {error}", "keep them beside the model"
+        ) from error
+    if not proto.HasField("graph"):
+        raise UserError(f"{path} is not an ONNX file, or it is cut short", "export the model again")
+    return proto
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _inline(proto: onnx.ModelProto, path: Path | None) -> onnx.ModelProto:
+    """A model's own functions put in place of their calls, which onnxruntime does first of all too:
+    their layers and activations become visible, and the graph that runs is the same."""
+    if not proto.functions:
+        return proto
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except Exception as error:
+        raise UserError(
+            f"the functions of {_name(path)} cannot be inlined: {error}", "export it without functions"
+        ) from error
+
+
+def _with_default_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model, which imports ONNX's own operators too: variances are computed with them."""
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    model.opset_import.add(domain="", version=OPSET_WHERE_NONE)
+    return model
+
+
+def _inputs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:
+    initializers = {tensor.name for tensor in proto.graph.initializer}
+    initializers |= {tensor.values.name for tensor in proto.graph.sparse_initializer}
+    specs = []
+    for info in proto.graph.input:
+        if info.name in initializers or not info.type.HasField("tensor_type"):
+            continue
+        tensor = info.type.tensor_type
+        shape = None
+        if tensor.HasField("shape"):
+            shape = tuple(
+                d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
+            )
+        specs.append(
+            InputSpec(info.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)), shape)
+        )
+    return tuple(specs)
+
+
+def _all_names(graph: onnx.GraphProto):
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (tensor.values.name for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        yield node.name
+        yield from node.output
+        for attribute in node.attribute:
+            for subgraph in (attribute.g, *attribute.graphs):
+                yield from _all_names(subgraph)

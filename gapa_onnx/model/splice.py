@@ -1,0 +1,104 @@
+"""Adding to a model without touching it: the source nodes stay as they are, byte for byte.
+
+Source nodes keep their order. Each new node stands right behind the last source node that it needs:
+onnxruntime loads large graphs much faster that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+
+from gapa_onnx.model.constants import RANDOM
+from gapa_onnx.model.protos import duplicate
+
+OPAQUE_IDENTITY = (
+    "Sum"  # of one tensor: no operation either, but one that optimisers neither remove nor merge
+)
+OPAQUE_ADD = "Sum"  # of two tensors: rounds like Add, and is not merged with one
+FUNCTIONS_IR = 8  # the first IR version with model-local functions
+
+
+def splice(
+    source: onnx.ModelProto,
+    additions: onnx.GraphProto,
+    outputs: Iterable[onnx.ValueInfoProto],
+    functions: Iterable[onnx.FunctionProto] = (),
+) -> onnx.ModelProto:
+    """A copy of the source with nodes, initializers, outputs and functions added."""
+    model = duplicate(source)
+    if any(node.op_type in RANDOM for node in model.graph.node):
+        model.graph.node.extend(
+            additions.node
+        )  # onnxruntime seeds a random operator by its place in the list
+    else:
+        _interleave(model.graph, additions)
+    model.graph.initializer.extend(additions.initializer)
+    model.graph.output.extend(outputs)
+    model.functions.extend(functions)
+    imported = {entry.domain for entry in model.opset_import}
+    for domain in dict.fromkeys(function.domain for function in functions):
+        if domain not in imported:
+            model.opset_import.add(domain=domain, version=1)
+    _raise_ir_version(model)
+    return model
+
+
+def extract(
+    model: onnx.ModelProto, outputs: Iterable[str], given: Iterable[onnx.ValueInfoProto] = ()
+) -> onnx.ModelProto:
+    """The part of a model that computes some of its tensors; those that are `given` become inputs."""
+    part = duplicate(model)
+    graph = part.graph
+    given = list(given)
+    known = {value.name for value in given}
+    needed, nodes = set(outputs), []
+    for node in reversed(model.graph.node):
+        if any(name in needed and name not in known for name in node.output):
+            nodes.append(node)
+            needed.update(_reads(node))
+    del graph.node[:], graph.output[:], graph.value_info[:]
+    graph.node.extend(reversed(nodes))
+    graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in outputs)
+    graph.input.extend(given)
+    return part
+
+
+def _interleave(graph: onnx.GraphProto, additions: onnx.GraphProto) -> None:
+    place: dict[str, int] = {}  # the source node after which a tensor is known
+    behind: list[list[onnx.NodeProto]] = [[] for _ in range(len(graph.node) + 1)]
+    for position, node in enumerate(graph.node, start=1):
+        place.update((name, position) for name in node.output)
+    for node in additions.node:
+        position = max((place.get(name, 0) for name in _reads(node)), default=0)
+        place.update((name, position) for name in node.output)
+        behind[position].append(node)
+    source = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+    del graph.node[:]
+    graph.node.extend(behind[0])
+    for node, followers in zip(source, behind[1:]):
+        graph.node.append(node)
+        graph.node.extend(followers)
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    yield from node.input
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            yield from (output.name for output in body.output)
+            for inner in body.node:
+                yield from _reads(inner)
+
+
+def _raise_ir_version(model: onnx.ModelProto) -> None:
+    """To the first version that has functions; older runtimes refuse newer ones than they know."""
+    if model.ir_version < 4:
+        # Before IR 4 every initializer had to be listed as an input too, and was constant all the
+        # same. From IR 4 on such an input can be overridden, which would stop constant folding and
+        # so change the last bits of the outputs.
+        initializers = {tensor.name for tensor in model.graph.initializer}
+        kept = [value for value in model.graph.input if value.name not in initializers]
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+    model.ir_version = max(model.ir_version, FUNCTIONS_IR)

@@ -1,0 +1,271 @@
+"""What an output of a graph shows of its task: its shape, the Softmax or Sigmoid that it ends in, the
+linear layer that it comes from, and the words of its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from gapa_onnx.model.constants import constant_tensors
+from gapa_onnx.model.dtypes import is_float
+from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.layers import is_layer
+from gapa_onnx.variance.patterns import find_composites
+from gapa_onnx.variance.patterns.formula import affine, close, made_by, product, through
+from gapa_onnx.variance.rules.view import VirtualNode
+
+Size = int | str | None
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """The Softmax, LogSoftmax or Sigmoid that an output ends in."""
+
+    op: str
+    logits: gs.Tensor
+    axis: int | None = None  #: of a softmax along one axis
+    weighs: bool = False  #: its result is multiplied with others, as attention is
+
+    @property
+    def link(self) -> str:
+        return "sigmoid" if self.op == "Sigmoid" else "softmax"
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """An output of the graph, as far as its task can be seen from it."""
+
+    name: str
+    is_float: bool
+    shape: tuple[Size, ...] | None
+    end: End | None
+    features: int | None  #: axis of what a linear layer makes, if the output comes straight from one
+    maker: str  #: the operator that it ends in
+    rearranged: str | None  #: how it is made of probabilities whose logits are out of reach
+    input_side: int  #: of the largest map among the model's inputs, where known, else 0
+    words: frozenset[str]  #: of its name
+    value: str  #: the tensor that it is a copy of, or itself
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def class_axis(self) -> int | None:
+        """Where the classes are, if there are any: as softmax or a layer says, else where usual."""
+        if self.rank is None or self.rank < 2:
+            return None
+        known = self.features if self.end is None or self.end.axis is None else self.end.axis
+        return known if known is not None else 2 if self.rank == 3 else 1
+
+    def size(self, axis: int | None) -> int | None:
+        """The length of an axis, where it is known."""
+        size = self.shape[axis] if self.shape is not None and axis is not None else None
+        return size if isinstance(size, int) else None
+
+    @property
+    def positions(self) -> list[Size]:
+        """The lengths of the axes that are neither of the rows nor of the classes."""
+        return [size for at, size in enumerate(self.shape or ()) if at not in (0, self.class_axis)]
+
+    @property
+    def is_one_position(self) -> bool:
+        """Whether the classes are there once per row."""
+        return all(size == 1 for size in self.positions)
+
+    def says(self, *words: str) -> bool:
+        return any(word in self.words or f"{word}s" in self.words for word in words)
+
+    def __str__(self) -> str:
+        """Its shape, as people write it."""
+        places = iter({3: "T", 4: "HW", 5: "DHW"}.get(self.rank, ""))
+        names = ["N" if at == 0 else "C" if at == self.class_axis else next(places, "?")
+                 for at in range(self.rank or 0)]  # fmt: skip
+        sizes = [str(size) if isinstance(size, int) else name for size, name in zip(self.shape or (), names)]
+        return f"({', '.join(sizes)}{',' if self.rank == 1 else ''})"
+
+
+_KEEP_VALUES = ("QuantizeLinear", "DequantizeLinear")  # beside those that `through` looks through
+_REARRANGE = (
+    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Concat", "Gather", "GatherND", "GatherElements",
+    "Slice", "Split", "Expand", "Tile", "Pad", "TopK", "ReduceMean", "ReduceMax", "ReduceMin", "AveragePool",
+    "MaxPool", "GlobalAveragePool", "GlobalMaxPool", "Resize", "Upsample", "Normalizer", "Log",
+)  # fmt: skip
+_CONVOLUTIONS = ("Conv", "ConvTranspose", "QLinearConv", "ConvInteger")
+_LINEAR = ("Gemm", "MatMul", "FusedMatMul", "TransposeMatMul", "QLinearMatMul", "QGemm", "DynamicQuantizeMatMul",
+           "MatMulIntegerToFloat", "MatMulNBits", "LinearRegressor", "LinearClassifier", *_CONVOLUTIONS)  # fmt: skip
+_FARTHEST = 24  # nodes; between an output and its last layer there are a few
+
+
+def read_outputs(source: SourceModel) -> dict[str, Output]:
+    reading = _Reading(
+        source.opset,
+        constant_tensors(source),
+        {c.last.outputs[0].name: c.node for c in find_composites(source.graph, visible=set())},
+    )
+    kinds = {info.name: info.type.WhichOneof("value") or "tensor_type" for info in source.proto.graph.output}
+    maps = [spec.shape[1:] for spec in source.inputs if spec.shape is not None and len(spec.shape) > 3]
+    side = max((size for shape in maps for size in shape if isinstance(size, int)), default=0)
+    return {
+        tensor.name: reading.output(tensor, kinds[tensor.name] == "tensor_type", side)
+        for tensor in source.outputs
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """Looking back from an output."""
+
+    opset: int
+    constants: set[str]
+    composites: Mapping[str, VirtualNode]  #: by the name of what they make
+
+    def output(self, tensor: gs.Tensor, is_tensor: bool, input_side: int) -> Output:
+        last = self.before_copies(tensor)
+        node = self.maker(last)
+        end = self.end(last, _merged(tensor.shape, last.shape))
+        shape = _merged(tensor.shape, last.shape, end.logits.shape if end else None) if is_tensor else None
+        way = [] if end is not None else self.from_probabilities(last, set()) or []
+        axis = self.features(end.logits if end else last, shape)
+        words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", f"{tensor.name} {_symbol(shape, axis)}")
+        return Output(
+            name=tensor.name,
+            is_float=is_tensor and is_float(tensor.dtype),
+            shape=shape,
+            end=end,
+            features=axis,
+            maker="the input" if node is None else node.op,
+            rearranged=", then ".join(way) or None,
+            input_side=input_side,
+            words=frozenset(map(str.lower, words)),
+            value=last.name,
+        )
+
+    def maker(self, tensor: gs.Tensor) -> gs.Node | VirtualNode | None:
+        return self.composites.get(tensor.name) or (tensor.inputs[0] if tensor.inputs else None)
+
+    def before_copies(self, tensor: gs.Tensor) -> gs.Tensor:
+        """What was copied, cast, or rounded to whole steps to give a tensor."""
+        for _ in range(_FARTHEST):
+            tensor = through(tensor)
+            if not tensor.inputs or tensor.inputs[0].op not in _KEEP_VALUES:
+                break
+            tensor = tensor.inputs[0].inputs[0]
+        return tensor
+
+    def end(self, tensor: gs.Tensor, shape: tuple[Size, ...] | None) -> End | None:
+        node = self.maker(tensor)
+        op = node.op if node is not None and node.domain in (None, "", "ai.onnx") else ""
+        logits = node.inputs[0] if op in ("Softmax", "LogSoftmax", "Sigmoid") else _spelled_sigmoid(tensor)
+        if logits is None or not is_float(logits.dtype):
+            return None
+        if op not in ("Softmax", "LogSoftmax"):
+            return End("Sigmoid", logits)
+        axis = self.softmax_axis(node, _merged(shape, logits.shape))
+        products = [reader for reader in tensor.outputs if reader.op == "MatMul"]
+        weighs = any(self.constants.isdisjoint(factor.name for factor in node.inputs) for node in products)
+        return End(op, logits, axis, weighs)
+
+    def softmax_axis(self, node: gs.Node | VirtualNode, shape: tuple[Size, ...] | None) -> int | None:
+        """Before opset 13 all axes from the given one on are one, which is a softmax along a single
+        axis if the others have length 1."""
+        axis = node.attrs.get("axis", 1 if self.opset < 13 else -1)
+        if shape is None or not -len(shape) <= axis < len(shape):
+            return None
+        axis %= len(shape)
+        if self.opset < 13:
+            longer = [at for at in range(axis, len(shape)) if shape[at] != 1] or [axis]
+            return longer[0] if len(longer) == 1 else None
+        return axis
+
+    def from_probabilities(self, tensor: gs.Tensor, seen: set[str]) -> list[str] | None:
+        """The operators from a Softmax or Sigmoid on that only rearrange, pick or average its results."""
+        tensor = self.before_copies(tensor)
+        node = self.maker(tensor)
+        if node is None or tensor.name in seen or len(seen) > _FARTHEST:
+            return None
+        seen.add(tensor.name)
+        squashes = node.op.endswith(("Softmax", "Sigmoid")) and node.op != "HardSigmoid"
+        if squashes or node.attrs.get("post_transform", "NONE") != "NONE":
+            return [node.op]
+        before = list(node.inputs)[: None if node.op == "Concat" else 1] if node.op in _REARRANGE else []
+        if node.op == "If":
+            at = next(at for at, made in enumerate(node.outputs) if made is tensor)
+            before = [body.outputs[at] for body in node.attrs.values() if isinstance(body, gs.Graph)]
+        ways = (self.from_probabilities(earlier, seen) for earlier in before)
+        return next(([*way, node.op] for way in ways if way is not None), None)
+
+    def features(self, tensor: gs.Tensor, shape: tuple[Size, ...] | None) -> int | None:
+        """The axis that a linear layer with constant weights has made, if only scaling, shifting,
+        resizing or another arrangement with the same features lies behind it."""
+        moves: list[list[int]] = []
+        reshaped = False
+        for _ in range(_FARTHEST):
+            tensor = self.before_copies(tensor)
+            node = self.maker(tensor)
+            if node is None or shape is None:
+                return None
+            data = [entry for entry in node.inputs if entry.name and entry.name not in self.constants]
+            if node.op in _LINEAR and is_layer(node, self.constants):
+                break
+            if not data or node.op == "Div" and data[0] is not node.inputs[0]:
+                return None
+            if node.op == "Transpose" and not reshaped:
+                moves.append(node.attrs.get("perm", list(range(len(shape)))[::-1]))
+            elif node.op in ("Flatten", "Reshape", "Squeeze", "Unsqueeze"):
+                reshaped = True
+            elif node.op not in ("Resize", "Upsample", "GlobalAveragePool") and not (
+                node.op in ("Add", "Sub", "Mul", "Div") and len(data) == 1
+            ):
+                return None
+            tensor = data[0]
+        else:
+            return None
+        if node.attrs.get("post_transform", "NONE") != "NONE" or reshaped and moves:
+            return None
+        made = tensor.shape if tensor.shape is not None or reshaped else shape
+        if made is None or len(made) == 0:
+            return None
+        axis = 1 if node.op in _CONVOLUTIONS and len(made) > 1 else len(made) - 1
+        if reshaped:  # the features are still an axis if their number is
+            to = 1 if node.op in _CONVOLUTIONS else len(shape) - 1
+            return to if to < len(shape) and made[axis] == shape[to] and isinstance(shape[to], int) else None
+        for order in reversed(moves):
+            axis = list(order).index(axis)
+        broadcast = axis < len(shape) and not moves and made[axis] == 1 != shape[axis]
+        return axis if 0 < axis < len(shape) and not broadcast else None
+
+
+def _spelled_sigmoid(tensor: gs.Tensor) -> gs.Tensor | None:
+    """x where the tensor is 1 / (1 + e⁻ˣ)."""
+    if made_by(tensor, "Div", "Reciprocal", "Mul") is None:
+        return None
+    found = product(tensor)
+    if found.over or found.scales or len(found.under) != 1 or not close(found.coefficient, 1):
+        return None
+    total = affine(found.under[0])
+    exponential = made_by(total.core, "Exp") if close(total.a, 1) and close(total.b, 1) else None
+    inner = affine(exponential.inputs[0]) if exponential is not None else None
+    return inner.core if inner is not None and close(inner.a, -1) and close(inner.b, 0) else None
+
+
+def _merged(*shapes: Sequence[Size] | None) -> tuple[Size, ...] | None:
+    """What several tensors of one shape tell about it; lengths before symbols."""
+    known = [shape for shape in shapes if shape is not None]
+    known = [shape for shape in known if len(shape) == len(known[0])]
+    if not known:
+        return None
+    return tuple(
+        next((s for s in sizes if isinstance(s, int) and s > 0), None)
+        or next((s for s in sizes if isinstance(s, str)), None)
+        for sizes in zip(*known)
+    )
+
+
+def _symbol(shape: tuple[Size, ...] | None, axis: int | None) -> str:
+    size = shape[axis] if shape is not None and axis is not None else None
+    return size if isinstance(size, str) else ""

@@ -1,0 +1,84 @@
+"""Running a model over data: the file opened, what its inputs take, one batch answered.
+
+What onnxruntime throws at a broken file or unfit data is the user's to fix, and becomes a `UserError`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from gapa_onnx.data import InputSpec
+from gapa_onnx.errors import UserError
+from gapa_onnx.record import METADATA_KEY
+from gapa_onnx.sessions.runtime import first_line, session, session_options
+
+
+def open_model(
+    model: str | os.PathLike | onnx.ModelProto, *, portable: bool = False, threads: int = 0
+) -> ort.InferenceSession:
+    """A session of a converted file, or of any other model; `portable` leaves the native library out."""
+    if isinstance(model, onnx.ModelProto):
+        given, label = model.SerializeToString(), "the model"
+    else:
+        if not Path(model).is_file():
+            raise UserError(f"no such file: {model}", "check the path of the model")
+        given, label = os.fspath(model), os.fspath(model)
+    options = session_options(threads=threads)
+    try:
+        if portable:
+            return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+        return session(given, options)
+    except UserError:
+        raise
+    except Exception as error:  # onnxruntime has no common base class for its errors
+        raise UserError(
+            f"onnxruntime cannot load {label}: {first_line(error)}",
+            "check that it is a whole ONNX file; `gapa-onnx doctor` checks the installation",
+        ) from error
+
+
+def input_specs(opened: ort.InferenceSession) -> list[InputSpec]:
+    """What a session says about its inputs, as the data layer wants it."""
+    return [_input_spec(value) for value in opened.get_inputs()]
+
+
+def answers(
+    opened: ort.InferenceSession, names: Sequence[str], batch: Mapping[str, np.ndarray]
+) -> list[np.ndarray]:
+    """The named outputs for one batch."""
+    try:
+        return opened.run(list(names), dict(batch))
+    except Exception as error:  # as above
+        raise UserError(
+            f"the model failed on the data: {first_line(error)}", "check their shape and range"
+        ) from error
+
+
+def provenance_of(opened: ort.InferenceSession) -> dict[str, Any] | None:
+    """The record of a converted file, None for any other model."""
+    record = opened.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+    return json.loads(record) if record else None
+
+
+def row_count(batch: Mapping[str, np.ndarray]) -> int:
+    """The rows of a batch; inputs of rank 0 and constants do not have more than the batched ones."""
+    return max((array.shape[0] for array in batch.values() if array.ndim), default=1)
+
+
+def _input_spec(value: ort.NodeArg) -> InputSpec:
+    kind = value.type.removeprefix("tensor(").removesuffix(")")
+    kind = {"float": "float32", "double": "float64", "string": "object"}.get(kind, kind)
+    try:
+        return InputSpec(value.name, np.dtype(kind), tuple(value.shape))
+    except TypeError as error:
+        raise UserError(
+            f"input {value.name!r} is of type {value.type}", "only tensors of numpy's types can be fed"
+        ) from error

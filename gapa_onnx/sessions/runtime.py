@@ -1,0 +1,161 @@
+"""Running converted files: sessions with the native library registered, and where that library is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+from gapa_onnx.errors import UserError
+from gapa_onnx.model.protos import is_large, save_with_external_data
+from gapa_onnx.op.contract import DOMAIN, SCHEMAS
+
+LIBRARY_VARIABLE = "GAPA_ONNX_LIBRARY"
+NEIGHBOURS_ENTRY = (
+    "ai.gapa.k"  #: of a session's configuration; the native library reads it when it is registered
+)
+FIRST_WITH_K_AS_INPUT = 10  # the first opset whose TopK takes its count as an input
+OLDEST_RUNTIME = (1, 17)  # the first with a thread pool for custom operators
+
+_said_portable = False
+
+
+def library_path() -> Path | None:
+    """Where the native library is: $GAPA_ONNX_LIBRARY, or beside this package; None if it is missing."""
+    named = os.environ.get(LIBRARY_VARIABLE)
+    if named is not None:
+        return Path(named) if named and Path(named).is_file() else None
+    suffix = {"win32": "gapa_onnx.dll", "darwin": "libgapa_onnx.dylib"}.get(sys.platform, "libgapa_onnx.so")
+    import gapa_onnx
+
+    places = [Path(place) / suffix for place in gapa_onnx.__path__]  # an editable install has two
+    return next((place for place in places if place.is_file()), None)
+
+
+def runtime_version() -> tuple[int, int]:
+    major, minor = ort.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def register(options: ort.SessionOptions) -> bool:
+    """Register the native library, where there is one for this onnxruntime; False if not."""
+    library = library_path()
+    if library is None or runtime_version() < OLDEST_RUNTIME:
+        return False
+    try:
+        options.register_custom_ops_library(str(library))
+    except Exception as error:  # onnxruntime has no common base class for its errors
+        raise UserError(
+            f"the native library {library} does not load: {first_line(error)}",
+            "`gapa-onnx doctor` tells more; set GAPA_ONNX_LIBRARY to nothing to go without it",
+        ) from error
+    return True
+
+
+def session(
+    path: str | os.PathLike | bytes,
+    options: ort.SessionOptions | None = None,
+    providers: list[str] | None = None,
+    *,
+    k: int | None = None,
+) -> ort.InferenceSession:
+    """An onnxruntime session with the native library registered, where there is one.
+
+    Without it the file runs all the same, by the standard operators inside; that is said once. `k` lowers
+    the number of neighbours that its operators use; where a file has fewer, these stay.
+    """
+    global _said_portable
+    options = options or ort.SessionOptions()
+    if k is not None:
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise UserError(f"k must be a whole number of neighbours, at least 1, not {k!r}", "leave it out")
+        options.add_session_config_entry(NEIGHBOURS_ENTRY, str(k))
+    native = register(options)
+    if not native and not _said_portable:
+        _said_portable = True
+        old = f"onnxruntime {ort.__version__} is too old for the native library"
+        reason = "the native library is missing" if library_path() is None else old
+        warnings.warn(
+            f"{reason}: running the portable function, which is slower", RuntimeWarning, stacklevel=2
+        )
+    if k is not None and not native:
+        model = onnx.load_from_string(path) if isinstance(path, bytes) else onnx.load(os.fspath(path))
+        lower_neighbours(model, k)
+        return open_session(model, "the model", options, providers)
+    source = path if isinstance(path, bytes) else os.fspath(path)
+    return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
+
+
+def lower_neighbours(model: onnx.ModelProto, k: int) -> None:
+    """Lower the number of neighbours of all operators of a converted file to k, where it is larger."""
+    operators = {schema.name: schema for schema in SCHEMAS.values()}
+    graphs = list(_graphs(model.graph))
+    wanted = {
+        node.input[[port.name for port in operators[node.op_type].inputs].index("k")]
+        for graph in graphs
+        for node in graph.node
+        if node.domain == DOMAIN and node.op_type in operators
+    }
+    counts = [tensor for graph in graphs for tensor in graph.initializer if tensor.name in wanted]
+    for tensor in counts:
+        held = onnx.numpy_helper.to_array(tensor)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(held.clip(max=k), tensor.name))
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    if len(counts) < len(wanted) or (wanted and opset < FIRST_WITH_K_AS_INPUT):
+        raise UserError(
+            "the number of neighbours is fixed inside this file's portable functions",
+            "use the native library, or convert with a smaller --k",
+        )
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and all graphs inside it."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                if inner.node:
+                    yield from _graphs(inner)
+
+
+def session_options(*, optimise: bool = True, threads: int = 0, quiet: bool = True) -> ort.SessionOptions:
+    """Options for our own runs; `optimise` off means no graph optimisation at all."""
+    options = ort.SessionOptions()
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3 if quiet else 2
+    return options
+
+
+def open_session(
+    model: onnx.ModelProto,
+    label: str,
+    options: ort.SessionOptions | None = None,
+    providers: list[str] | None = None,
+) -> ort.InferenceSession:
+    """A plain session of a model in memory; one that onnxruntime refuses is the user's to fix."""
+    options = options or session_options()
+    providers = providers or ["CPUExecutionProvider"]
+    try:
+        if not is_large(model):
+            return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+        with tempfile.TemporaryDirectory(prefix="gapa-onnx-") as folder:
+            path = Path(folder) / "model.onnx"
+            save_with_external_data(model, path)
+            return ort.InferenceSession(str(path), options, providers=providers)
+    except Exception as error:  # onnxruntime has no common base class for its errors
+        message = f"onnxruntime cannot load {label}: {first_line(error)}"
+        raise UserError(message, "check that the model runs by itself") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first sentence of an onnxruntime error, without its code."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return text.split(" : ", 3)[-1] if text.startswith("[ONNXRuntimeError]") else text

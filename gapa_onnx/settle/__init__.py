@@ -1,0 +1,1 @@
+"""Numbers that only the variance graph itself can tell, on left-out calibration rows."""

@@ -1,0 +1,194 @@
+"""If, Loop and Scan: variance goes through their bodies by a twin.
+
+The tensors inside a body are not visible outside, and a source node is never altered. So a second
+node of the same kind stands beside the source's: its body holds copies of the source's nodes, which
+give the means again, and the variance nodes that read them; it returns variances only. A body that
+stays certain gets no twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from gapa_onnx.model.dtypes import is_float, variance_dtype
+from gapa_onnx.variance.graph import Value, VarianceGraph
+from gapa_onnx.variance.rules.registry import Accuracy, rule
+from gapa_onnx.variance.rules.sequences import zero_sequence
+from gapa_onnx.variance.rules.view import NodeView, Operand
+
+COMPOSED = Accuracy.COMPOSED
+
+
+@rule("If", accuracy=COMPOSED)
+def if_(node: NodeView) -> tuple[Value | None, ...]:
+    """The variance that the chosen branch gives, by a twin of the node."""
+    branches = [node.attr("then_branch"), node.attr("else_branch")]
+    graphs = [node.graph.child() for _ in branches]
+    inside = [node.within(body, graph, {}) for body, graph in zip(branches, graphs)]
+    uncertain = [
+        position
+        for position in range(len(node.outputs))
+        if any(body.outputs[position].name in found for body, found in zip(branches, inside))
+    ]
+    if not uncertain:
+        return (None,) * len(node.outputs)
+    bodies = []
+    for body, graph, found in zip(branches, graphs, inside):
+        results = [_result(graph, body.outputs[position], found) for position in uncertain]
+        bodies.append(graph.to_body([], results))
+        node.graph.close(graph)
+    variances = _twin(node, [node.inputs[0].raw], uncertain, then_branch=bodies[0], else_branch=bodies[1])
+    return tuple(variances.get(position) for position in range(len(node.outputs)))
+
+
+@rule("Loop", accuracy=COMPOSED)
+def loop(node: NodeView) -> tuple[Value | None, ...]:
+    """Mean and variance states carried from step to step, by a twin of the node."""
+    body: gs.Graph = node.attr("body")
+    states = node.inputs[2:]
+    count = len(states)
+    uncertain, graph, found = _settled_states(node, body, 2, states)
+    scans = [p for p in range(count, len(node.outputs)) if body.outputs[1 + p].name in found]
+    if not uncertain and not scans:
+        return (None,) * len(node.outputs)
+    condition, *results = body.outputs
+    inputs = [*body.inputs, *(_state_input(body.inputs[2 + p]) for p in uncertain)]
+    outputs = [
+        *(graph.tensor(t.name, t.dtype or np.float32) for t in (condition, *results[:count])),
+        *(_result(graph, results[p], found) for p in uncertain),
+        *(_result(graph, results[p], found) for p in scans),
+    ]
+    given = [operand.raw if operand.present else None for operand in node.inputs]
+    given += [_initial(states[p]) for p in uncertain]
+    twin_body = graph.to_body(inputs, outputs)
+    node.graph.close(graph)
+    # The twin's outputs: the mean states again, then the variance states, then the scanned variances.
+    answers = node.graph.emit(
+        "Loop", *given, outputs=count + len(uncertain) + len(scans), dtype=node.output.dtype, body=twin_body
+    )
+    answers = answers if isinstance(answers, tuple) else (answers,)
+    variances = dict(zip([*uncertain, *scans], answers[count:]))
+    return tuple(_typed(node, variances.get(p), p) for p in range(len(node.outputs)))
+
+
+@rule("Scan", accuracy=COMPOSED)
+def scan(node: NodeView) -> tuple[Value | None, ...]:
+    """Mean and variance states carried along the scanned axis, by a twin of the node."""
+    if node.opset < 9:
+        raise node.refuse("Scan of opset 8 has a batch axis of its own")
+    body: gs.Graph = node.attr("body")
+    scanned = int(node.attr("num_scan_inputs"))
+    count = len(node.inputs) - scanned
+    states, sequences = node.inputs[:count], node.inputs[count:]
+    read = [p for p, operand in enumerate(sequences) if not operand.certain]
+    uncertain, graph, found = _settled_states(node, body, 0, states, [count + p for p in read])
+    scans = [p for p in range(len(node.outputs) - count) if body.outputs[count + p].name in found]
+    if not uncertain and not scans:
+        return (None,) * len(node.outputs)
+    inputs = [
+        *body.inputs[:count],
+        *(_state_input(body.inputs[p]) for p in uncertain),
+        *body.inputs[count:],
+        *(_state_input(body.inputs[count + p]) for p in read),
+    ]
+    outputs = [
+        *(graph.tensor(t.name, t.dtype or np.float32) for t in body.outputs[:count]),
+        *(_result(graph, body.outputs[p], found) for p in uncertain),
+        *(_result(graph, body.outputs[count + p], found) for p in scans),
+    ]
+    twin_body = graph.to_body(inputs, outputs)
+    node.graph.close(graph)
+    attrs = {"num_scan_inputs": scanned + len(read)}
+    for name in ("scan_input_axes", "scan_input_directions"):
+        if node.attr(name) is not None:
+            attrs[name] = [*node.attr(name), *(node.attr(name)[p] for p in read)]
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if node.attr(name) is not None:
+            attrs[name] = [node.attr(name)[p] for p in scans]
+    answers = node.graph.emit(
+        "Scan",
+        *(operand.raw for operand in states),
+        *(_initial(states[p]) for p in uncertain),
+        *(operand.raw for operand in sequences),
+        *(sequences[p].var for p in read),
+        outputs=count + len(uncertain) + len(scans),
+        dtype=node.output.dtype,
+        body=twin_body,
+        **attrs,
+    )
+    answers = answers if isinstance(answers, tuple) else (answers,)
+    variances = dict(zip([*uncertain, *(count + p for p in scans)], answers[count:]))
+    return tuple(_typed(node, variances.get(p), p) for p in range(len(node.outputs)))
+
+
+# --------------------------------------------------------------------------- pieces
+
+
+def _settled_states(
+    node: NodeView, body: gs.Graph, first: int, states: Sequence[Operand], read: Sequence[int] = ()
+) -> tuple[list[int], VarianceGraph, dict[str, Value]]:
+    """Which states are uncertain at some step, and the walk of the body with those.
+
+    A state that starts certain may become uncertain in the body, which may make others uncertain in
+    the next step; each round adds at least one, so the search ends.
+    """
+    carried_out = body.outputs[1:] if first else body.outputs  # the first output of a Loop is its condition
+    uncertain = [p for p, state in enumerate(states) if not state.certain]
+    while True:
+        graph = node.graph.child()
+        names = [body.inputs[first + p].name for p in uncertain] + [body.inputs[p].name for p in read]
+        tensors = {tensor.name: tensor for tensor in body.inputs}
+        known = {name: graph.tensor(f"{name}/var", variance_dtype(tensors[name].dtype)) for name in names}
+        found = node.within(body, graph, known)
+        grown = [
+            p
+            for p in range(len(states))
+            if p in uncertain or _floats(carried_out[p]) and carried_out[p].name in found
+        ]
+        if grown == uncertain:
+            return uncertain, graph, found
+        uncertain = grown
+
+
+def _floats(tensor: gs.Tensor) -> bool:
+    return is_float(tensor.dtype)
+
+
+def _state_input(tensor: gs.Tensor) -> gs.Variable:
+    return gs.Variable(f"{tensor.name}/var", variance_dtype(tensor.dtype))
+
+
+def _initial(state: Operand) -> Value:
+    if state.var is not None:
+        return state.var
+    is_sequence = getattr(state.tensor, "type", None) == "sequence_type"
+    return zero_sequence(state) if is_sequence else state.graph.zeros(state.mean)
+
+
+def _result(graph: VarianceGraph, tensor: gs.Tensor, found: dict[str, Value]) -> Value:
+    """The variance of a body's output, as a tensor of the body; zeros where it is certain there."""
+    var = found.get(tensor.name)
+    if var is None:
+        mean = graph.tensor(tensor.name, tensor.dtype or np.float32)
+        var = graph.zeros(graph.cast(mean, variance_dtype(tensor.dtype)))
+    return graph.emit("Identity", var, names=(f"{tensor.name}/var/result",))
+
+
+def _twin(
+    node: NodeView, inputs: Sequence[Value], positions: Sequence[int], **bodies: gs.Graph
+) -> dict[int, Value]:
+    answers = node.graph.emit(
+        node.op_type, *inputs, outputs=len(positions), dtype=node.output.dtype, **bodies
+    )
+    answers = answers if isinstance(answers, tuple) else (answers,)
+    return {p: _typed(node, answer, p) for p, answer in zip(positions, answers)}
+
+
+def _typed(node: NodeView, value: Value | None, position: int) -> Value | None:
+    """Outputs of one node may differ in type."""
+    if value is not None:
+        value.dtype = node.outputs[position].dtype
+    return value

@@ -1,0 +1,388 @@
+"""Normalisations: elements are divided by the spread of the group that they belong to.
+
+With u = (x - m) / s over a group of n elements,
+
+    centred       J = (I - (1 1ᵀ + u uᵀ) / n) / s      layer, instance, group normalisation
+    not centred   J = (I - u uᵀ / n) / s               RMS and L2 normalisation, m = 0
+
+and the variance is Σ_j J_ij² v_j. s² is the *expected* mean square, that of the means plus what
+the variance adds to it: first order where v is small, bounded where v outgrows the means.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from gapa_onnx.variance.graph import Value, VarianceGraph
+from gapa_onnx.variance.rules.registry import Accuracy, Variances, rule
+from gapa_onnx.variance.rules.view import NodeView, Operand
+
+FIRST_ORDER = Accuracy.FIRST_ORDER
+
+NEARLY_ZERO = 1e-30
+"""For normalisations without an ε: a group of certain zeros divides by its root instead of by 0."""
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """A tensor divided by the spread of its groups; identical nodes are emitted once, so each quantity
+    is simply its formula."""
+
+    x: Value
+    v: Value | None
+    average: Callable[[Value], Value]  #: over each group, which stays as an axis of size 1
+    epsilon: float
+    centred: bool
+    elements: int | None = None  #: of a group, where that is known before a run
+
+    @property
+    def size(self) -> Value | float:
+        """n"""
+        if self.elements is not None:
+            return float(self.elements)
+        count = self.x.graph.count
+        return count(self.x, self.x.dtype) / count(self.average(self.x), self.x.dtype)
+
+    @property
+    def deviation(self) -> Value:
+        return self.x - self.average(self.x) if self.centred else self.x
+
+    @property
+    def square(self) -> Value:
+        """s²; subtracting the mean takes one n-th of the variance away."""
+        square = self.average(self.deviation.squared) + self.epsilon
+        if self.v is None:
+            return square
+        noise = self.average(self.v)
+        return square + (noise * (1 - 1 / self.size) if self.centred else noise)
+
+    @property
+    def u(self) -> Value:
+        return self.deviation / self.square.sqrt()
+
+    @property
+    def var(self) -> Value | None:
+        """Of u."""
+        if self.v is None:
+            return None
+        return (self._centred_spread() if self.centred else self._spread()) / self.square
+
+    @property
+    def var_of_mean(self) -> Value:
+        return self.average(self.v) / self.size
+
+    @property
+    def var_of_inverse(self) -> Value:
+        """Of 1 / s, whose slopes are -u_j / (n s²)."""
+        return self.average(self.u.squared * self.v) / (self.size * self.square.squared)
+
+    def _spread(self) -> Value:
+        """(1 - p_i)² v_i + p_i Σ_{j≠i} p_j v_j, with p = u² / n, which sums to 1 at most.
+
+        Where p_i ≤ 1/2 this is (1 - 2 p_i) v_i + p_i Σ_j p_j v_j, a sum of what is positive. At most
+        one element is above; its own term is left out of the sum that it reads, not subtracted.
+        """
+        v, average = self.v, self.average
+        p = self.u.squared / self.size
+        terms = self.u.squared * v  # n p_j v_j
+        large = p > 0.5
+        small = 1 - large
+        of_small = (1 - 2 * p) * v + p * average(large * terms)
+        return small * of_small + large * ((1 - p).squared * v) + p * average(small * terms)
+
+    def _centred_spread(self) -> Value:
+        """(1 - a_ii)² v_i + Σ_{j≠i} a_ij² v_j, with a_ij = (1 + u_i u_j) / n.
+
+        Σ_i a_ii is 2 at most, so at most one element has a_ii > 1/2 + 1/n, which is u_i² > n/2. Its sum
+        is taken over the others. For the rest the sums over j are expanded, so that they are shared.
+        """
+        v, u, n, average = self.v, self.u, self.size, self.average
+        square, graph = u.squared, self.x.graph
+        own = (square + 1) / n  # a_ii
+        rest = 1 - own
+        is_large = graph.emit("Greater", square, square._lift(n / 2), dtype=np.bool_)
+        large = graph.cast(is_large, square.dtype)
+        at_large = n * average(large * u)
+        of_large = rest.squared * v + average((at_large * u + 1).squared * (v - large * v)) / n
+        # (1 - 2 a_ii) v_i + (mean(v) + 2 u_i mean(u v) + u_i² mean(u² v)) / n
+        shared = u * (u * (average(square * v) / n) + average(u * v) * (2 / n)) + average(v) / n
+        # A group of two loses all its variance: what is left of it is rounding, of either sign.
+        of_small = graph.at_least((rest - own) * v + shared, 0)
+        return graph.where(is_large, of_large, of_small)
+
+
+def over(graph: VarianceGraph, axes: Sequence[int]) -> Callable[[Value], Value]:
+    return lambda value: graph.reduce("ReduceMean", value, axes)
+
+
+def elements_along(x: Operand, axes: Sequence[int]) -> int | None:
+    """How many elements a group has that spans some axes; None where that is not known."""
+    sizes = [None] if x.shape is None else [x.shape[axis] for axis in axes]
+    return prod(sizes) if all(isinstance(size, int) and size > 0 for size in sizes) else None
+
+
+def affine(
+    var: Value | None,
+    u: Value,
+    scale: Operand | None,
+    bias: Operand | None,
+    shape: Callable[[Value], Value] = lambda parameter: parameter,
+) -> Value:
+    """The variance of γ u + β: γ² v_u + u² v_γ + v_u v_γ + v_β. `shape` makes a parameter broadcast."""
+    terms = []
+    if var is not None:
+        terms.append(var if scale is None else var * shape(scale.mean).squared)
+    if scale is not None and not scale.certain:
+        terms.append(shape(scale.var) * (u.squared if var is None else u.squared + var))
+    if bias is not None and not bias.certain:
+        terms.append(shape(bias.var))
+    total = sum(terms[1:], terms[0])
+    return total if var is not None else u.graph.expand(total, like=u)
+
+
+def added(parts: Sequence[Operand], shape: Callable[[Operand, Value], Value]) -> tuple[Value, Value | None]:
+    """The sum of tensors and its variance, in the shape of the first; one that comes twice counts twice."""
+    means = [shape(part, part.mean) for part in parts]
+    uncertain = {part.tensor.name: part for part in parts if not part.certain}
+    times = Counter(part.tensor.name for part in parts)
+    terms = [shape(part, part.var) * float(times[name] ** 2) for name, part in uncertain.items()]
+    mean = sum(means[1:], means[0])
+    if not terms:
+        return mean, None
+    var = sum(terms[1:], terms[0])
+    return mean, var.graph.expand(var, like=means[0]) if parts[0].certain else var
+
+
+# ------------------------------------------------------------- over the last axes of a tensor
+
+
+@rule("LayerNormalization", accuracy=FIRST_ORDER)
+def layer_normalization(node: NodeView) -> Variances:
+    """γ² Σ_j J_ij² v_j with J = (I - (1 1ᵀ + u uᵀ) / n) / s"""
+    x = node.inputs[0]
+    normalised = _over_last_axes(node, x, x.mean, x.var, centred=True, epsilon=1e-5)
+    var = affine(normalised.var, normalised.u, node.input(1), node.input(2))
+    return _with_statistics(node, normalised, var, ("var_of_mean", "var_of_inverse"))
+
+
+@rule("RMSNormalization", "SimplifiedLayerNormalization", accuracy=FIRST_ORDER)
+def rms_normalization(node: NodeView) -> Variances:
+    """γ² Σ_j J_ij² v_j with J = (I - u uᵀ / n) / s"""
+    x = node.inputs[0]
+    normalised = _over_last_axes(node, x, x.mean, x.var, centred=False, epsilon=1e-5)
+    var = affine(normalised.var, normalised.u, node.input(1), None)
+    return _with_statistics(node, normalised, var, ("var_of_inverse",))
+
+
+@rule("SkipLayerNormalization", accuracy=FIRST_ORDER, domain="com.microsoft")
+def skip_layer_normalization(node: NodeView) -> Variances:
+    """LayerNormalization of x + skip + bias, whose variances add"""
+    return _skip(node, centred=True, bias=4)
+
+
+@rule("SkipSimplifiedLayerNormalization", accuracy=FIRST_ORDER, domain="com.microsoft")
+def skip_rms_normalization(node: NodeView) -> Variances:
+    """RMSNormalization of x + skip + bias, whose variances add"""
+    return _skip(node, centred=False, bias=3)
+
+
+@rule("EmbedLayerNormalization", accuracy=FIRST_ORDER, domain="com.microsoft")
+def embed_layer_normalization(node: NodeView) -> Variances:
+    """LayerNormalization of the sum of embeddings, where their tables are uncertain"""
+    ids, word, position = node.inputs[0], node.inputs[2], node.inputs[3]
+    rows = {word.tensor.name: ids.raw, position.tensor.name: _position_ids(node)}
+    tables = [word, position]
+    if node.input(4) is not None:
+        tables.append(node.input(4))
+        rows[tables[-1].tensor.name] = node.inputs[1].raw
+    if len(rows) < len(tables):
+        raise node.refuse("one table serves two kinds of embeddings")
+
+    def looked_up(table: Operand, values: Value) -> Value:
+        return node.graph.emit("Gather", values, rows[table.tensor.name], axis=0)
+
+    mean, v = added(tables, looked_up)
+    normalised = Normalised(mean, v, over(node.graph, [2]), node.attr("epsilon", 1e-12), centred=True)
+    var = affine(normalised.var, normalised.u, node.input(5), node.input(6))
+    return (var, None, v)[: len(node.outputs)]
+
+
+def _position_ids(node: NodeView) -> Value:
+    if node.input(8) is not None:
+        return node.input(8).raw
+    return node.graph.positions(node.graph.dimension(node.inputs[0].raw, 1))
+
+
+def _over_last_axes(
+    node: NodeView, x: Operand, mean: Value, v: Value | None, centred: bool, epsilon: float
+) -> Normalised:
+    first = node.attr("axis", -1)
+    # Counted from the front where the rank is known: before opset 11 axes are not negative.
+    axes = [-1] if first == -1 and x.shape is None else list(range(first % x.rank, x.rank))
+    elements = elements_along(x, axes)
+    return Normalised(mean, v, over(node.graph, axes), node.attr("epsilon", epsilon), centred, elements)
+
+
+def _with_statistics(
+    node: NodeView, normalised: Normalised, var: Value, names: Sequence[str]
+) -> tuple[Value | None, ...]:
+    """The variance of the output and of the statistics that a node may hand out besides."""
+    further = []
+    for operand, name in zip(node.outputs[1:], names):
+        wanted = operand.present and normalised.v is not None
+        further.append(node.graph.cast(getattr(normalised, name), operand.dtype) if wanted else None)
+    return var, *further
+
+
+def _skip(node: NodeView, centred: bool, bias: int) -> Variances:
+    parts = [node.input(position) for position in (0, 1, bias) if node.input(position) is not None]
+    mean, v = added(parts, lambda part, value: value)
+    normalised = _over_last_axes(node, parts[0], mean, v, centred, epsilon=1e-12)
+    var = affine(normalised.var, normalised.u, node.input(2), node.input(3) if centred else None)
+    statistics = _with_statistics(node, normalised, var, ("var_of_mean", "var_of_inverse"))
+    return (*statistics, v)[: len(node.outputs)]
+
+
+# ------------------------------------------------------------------ over channels and positions
+
+
+@rule("InstanceNormalization", accuracy=FIRST_ORDER)
+def instance_normalization(node: NodeView) -> Value:
+    """γ² Σ_j J_ij² v_j over the positions of a channel, J as for LayerNormalization"""
+    x, scale, bias = node.inputs
+    return _over_groups(node, x.mean, x.var, 0, scale, bias)[0]
+
+
+@rule("GroupNormalization", accuracy=FIRST_ORDER)
+def group_normalization(node: NodeView) -> Value:
+    """γ² Σ_j J_ij² v_j over the positions of a group of channels, J as for LayerNormalization"""
+    x, scale, bias = node.inputs
+    return _over_groups(node, x.mean, x.var, node.attr("num_groups"), scale, bias)[0]
+
+
+@rule("GroupNorm", "SkipGroupNorm", accuracy=FIRST_ORDER, domain="com.microsoft")
+def group_norm(node: NodeView) -> Variances:
+    """GroupNormalization of x + skip + bias, channels last or first; φ'(z)² times that with SiLU
+
+    A skip of one value per channel is the same at all positions; its variance counts as if it were not,
+    as it does where the sum and the normalisation are nodes of their own.
+    """
+    last = bool(node.attr("channels_last", 1))
+    x, scale, bias = node.inputs[:3]
+    parts = [x, *(node.input(position) for position in (3, 4) if node.input(position) is not None)]
+
+    def broadcast(part: Operand, value: Value) -> Value:
+        missing = 4 - part.rank if part is not x else 0  # (n, c) or (c): no positions, no samples
+        if missing == 0 or (last and missing == 3):
+            return value
+        return node.graph.unsqueeze(value, [1, 2] if last else [2, 3] if missing == 2 else [1, 2])
+
+    def moved(value: Value | None, perm: list[int]) -> Value | None:
+        return value if value is None or not last else node.graph.emit("Transpose", value, perm=perm)
+
+    mean, v = added(parts, broadcast)
+    first = [0, 3, 1, 2]
+    var, z = _over_groups(node, moved(mean, first), moved(v, first), node.attr("groups"), scale, bias)
+    if node.attr("activation", 0):
+        on = z.sigmoid()
+        var = var * (on + z * on * (1 - on)).squared
+    return (moved(var, [0, 2, 3, 1]), v)[: len(node.outputs)]
+
+
+def _over_groups(
+    node: NodeView, x: Value, v: Value | None, groups: int, scale: Operand, bias: Operand
+) -> tuple[Value, Value]:
+    """The variance of the output for x (n, c, …), and its mean; 0 groups stand for one per channel.
+
+    All axes behind the groups are seen as one, so that the rank need not be known.
+    """
+    graph = node.graph
+
+    def seen_as(channels: int, value: Value | None) -> Value | None:
+        return None if value is None else graph.emit("Reshape", value, graph.ints(0, channels, -1))
+
+    def by_channel(value: Value | None) -> Value | None:
+        if value is None or parameters_per_group:
+            return value
+        return graph.emit("Reshape", value, graph.shape(seen_as(0, x)))
+
+    def column(parameter: Value) -> Value:
+        return graph.unsqueeze(parameter, [1])
+
+    # Up to opset 20 the standard's operator had one γ and β per group.
+    parameters_per_group = groups == 0 or (node.op_type == "GroupNormalization" and node.opset < 21)
+    epsilon = node.attr("epsilon", 1e-5)
+    normalised = Normalised(seen_as(groups, x), seen_as(groups, v), over(graph, [2]), epsilon, centred=True)
+    var = affine(by_channel(normalised.var), by_channel(normalised.u), scale, bias, column)
+    mean = by_channel(replace(normalised, v=None).u) * column(scale.mean) + column(bias.mean)
+    shape = graph.shape(x)
+    return graph.emit("Reshape", var, shape), graph.emit("Reshape", mean, shape)
+
+
+@rule("MeanVarianceNormalization", accuracy=FIRST_ORDER)
+def mean_variance_normalization(node: NodeView) -> Value:
+    """Σ_j J_ij² v_j, J as for LayerNormalization"""
+    x = node.inputs[0]
+    average = over(node.graph, node.attr("axes", [0, 2, 3]))
+    return Normalised(x.mean, x.var, average, NEARLY_ZERO, centred=True).var
+
+
+# ------------------------------------------------------------------------------- without groups
+
+
+@rule("LpNormalization", accuracy=FIRST_ORDER)
+def lp_normalization(node: NodeView) -> Value:
+    """Σ_j J_ij² v_j with J = (I - y yᵀ) / ‖x‖ for p = 2, (I - y sign(x)ᵀ) / ‖x‖ for p = 1"""
+    x, graph, axes = node.inputs[0], node.graph, [node.attr("axis", -1)]
+    if axes[0] < 0 and x.shape is not None:
+        axes = [axes[0] % x.rank]  # before opset 11 axes are not negative
+    if node.attr("p", 2) == 2:  # the root mean square is the norm but for √n
+        normalised = Normalised(x.mean, x.var, over(graph, axes), NEARLY_ZERO, centred=False)
+        return normalised.var / normalised.size
+
+    def total(value: Value) -> Value:
+        return graph.reduce("ReduceSum", value, axes)
+
+    v = x.var
+    norm = total((x.mean.squared + v).sqrt())
+    norm = norm + (norm <= 0)  # certain zeros only: 0 / 1
+    share = x.mean.abs() / norm  # |y_i|
+    large = share > 0.5  # one element at most, which leaves its own variance out of the sum
+    small = 1 - large
+    of_small = (1 - 2 * share) * v + share.squared * total(large * v)
+    spread = small * of_small + large * ((1 - share).squared * v) + share.squared * total(small * v)
+    return spread / norm.squared
+
+
+@rule("LRN", accuracy=FIRST_ORDER)
+def local_response_normalization(node: NodeView) -> Value:
+    """d^-2β ((1 - g_i x_i)² v_i + g_i² Σ_{j≠i} x_j² v_j) over the window, g = 2 α β x / (size d)
+
+    d = bias + α / size Σ_j (x_j² + v_j) is the expected denominator.
+    """
+    graph, size = node.graph, node.attr("size")
+    alpha, beta = node.attr("alpha", 1e-4), node.attr("beta", 0.75)
+    before = (size - 1) // 2
+    window = np.ones((1, 1, size, 1), np.float32)
+    others = window.copy()
+    others[0, 0, before] = 0
+
+    def summed(value: Value, weights: np.ndarray) -> Value:
+        """Over neighbouring channels of (n, 1, c, positions)."""
+        pads = [before, 0, size - 1 - before, 0]
+        return graph.emit("Conv", value, graph.constant(weights.astype(value.dtype)), pads=pads)
+
+    def arranged(value: Value) -> Value:
+        return graph.unsqueeze(graph.emit("Reshape", value, graph.ints(0, 0, -1)), [1])
+
+    x, v = arranged(node.inputs[0].mean), arranged(node.inputs[0].var)
+    d = node.attr("bias", 1.0) + (alpha / size) * summed(x.squared + v, window)
+    g = (2 * alpha * beta / size) * x / d
+    spread = (1 - g * x).squared * v + g.squared * summed(x.squared * v, others)
+    power = graph.emit("Pow", d, graph.constant(np.asarray(-2 * beta, d.dtype)))
+    return graph.emit("Reshape", power * spread, graph.shape(node.inputs[0].raw))

@@ -1,0 +1,440 @@
+"""Quantised graphs: integers q that stand for real numbers (q - z) s, with zero point z and scale s.
+
+The variance of a tensor is that of the numbers which the tensor holds, here as everywhere. That of a
+quantised tensor is thus in squared steps of q, that of an int32 accumulator in its own units, and
+whatever follows needs no special case: a Cast to float keeps it, a Mul by the scales brings it to
+real units, reshaping and pooling of integers are the rules that floats have. In real units instead,
+the same q would mean one thing in front of a DequantizeLinear and another in front of a MatMulInteger.
+
+    QuantizeLinear      v / s²       DequantizeLinear    v s²
+
+Rounding counts as the identity ("straight through"): its slope is 0 almost everywhere, yet over more
+than a step it is 1 on average. What rounding itself adds, 1/12 of a squared step, is part of the
+model and not of its uncertainty. An element at an end of its integer range is saturated, and passes
+nothing on, as a Clip does.
+
+Weights are dequantised inside the variance graph, from the integers of the source: the file does not
+grow, and runtimes fold the arithmetic when they load it. Means are read from quantised tensors and
+not from the floats between a layer and its QuantizeLinear, which a runtime computes in integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from gapa_onnx.variance.graph import Value
+from gapa_onnx.variance.rules.reduction import average_pool, softmax_spread
+from gapa_onnx.variance.rules.registry import Accuracy, deterministic, refused, rule, variance_or_zeros
+from gapa_onnx.variance.rules.view import NodeView, Operand, VirtualNode
+
+EXACT, FIRST_ORDER = Accuracy.EXACT, Accuracy.FIRST_ORDER
+MICROSOFT = "com.microsoft"
+Factor = Value | float
+
+
+# ---------------------------------------------------------------- scales, zero points
+
+
+def _along(node: NodeView, at: int, axis: int = 0, rank: Callable[[], int] = lambda: 1) -> Factor:
+    """A scale or zero point: a number, or a tensor along `axis` of one that has `rank` axes."""
+    operand = node.input(at)
+    if operand is None:
+        return 0.0  # zero points may be left out, scales may not
+    if not operand.certain:
+        raise node.refuse("its scales or zero points are uncertain")
+    if operand.constant is not None and np.size(operand.constant) == 1:
+        return float(np.asarray(operand.constant).item())
+    if operand.shape is None or len(operand.shape) != 1 or operand.shape[0] == 1:
+        return operand.mean  # one number that is known at run time only, or a tensor that broadcasts as it is
+    behind = rank() - 1 - axis % rank()
+    return node.graph.unsqueeze(operand.mean, list(range(1, behind + 1))) if behind else operand.mean
+
+
+def _one(node: NodeView, at: int) -> Factor:
+    """A scale or zero point that must be one number for the whole tensor."""
+    operand = node.input(at)
+    shape = operand.shape if operand is not None else None
+    if shape is not None and any(size != 1 for size in shape if isinstance(size, int)):
+        raise node.refuse("only weights may have a scale per channel")
+    return _along(node, at)
+
+
+def _held(node: NodeView, operand: Operand) -> tuple[Value, np.dtype]:
+    """A quantised tensor as floats, and its own type; also for types that graphsurgeon has no name for."""
+    dtype = operand.tensor.dtype
+    if dtype is None:
+        raise node.refuse(f"the type of {operand.tensor.name!r} is unknown")
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype) if isinstance(dtype, int) else dtype)
+    return node.graph.cast(node.graph.tensor(operand.tensor.name, dtype), np.float32), dtype
+
+
+def _steps(node: NodeView, at: int, zero: Factor) -> Value:
+    """q - z"""
+    return _held(node, node.inputs[at])[0] - zero
+
+
+def _unsaturated(node: NodeView) -> Value:
+    """1 inside the output's range of numbers, 0 at its ends."""
+    held, dtype = _held(node, node.output)
+    limits = ml_dtypes.iinfo(dtype) if "int" in dtype.name else ml_dtypes.finfo(dtype)
+    return (held > float(limits.min)) * (held < float(limits.max))
+
+
+# ------------------------------------------------------ into integers and out of them
+
+
+def _spread_scale(node: NodeView) -> Factor:
+    """The scale of Quantize- and DequantizeLinear, in a shape that broadcasts against the data."""
+    x, scale = node.inputs[:2]
+    shape = scale.shape
+    per_tensor = shape is not None and all(size == 1 for size in shape) and not node.attr("block_size", 0)
+    per_axis = shape is not None and len(shape) == 1 and x.shape is not None
+    if per_tensor or (per_axis and not node.attr("block_size", 0)):
+        return _along(node, 1, node.attr("axis", 1), lambda: x.rank)
+    if not scale.certain:
+        raise node.refuse("its scales or zero points are uncertain")
+    # Blocks, or an axis of a tensor of unknown rank: the operator itself spreads the scale, over ones.
+    ones = node.graph.cast(node.graph.zeros(x.mean) + 1, np.int8)
+    attrs = {name: node.attr(name) for name in ("axis", "block_size") if node.attr(name) is not None}
+    spread = node.graph.emit(
+        "DequantizeLinear", ones, scale.raw, domain=node.node.domain or "", dtype=scale.raw.dtype, **attrs
+    )
+    return node.graph.cast(spread, x.dtype)
+
+
+@rule("QuantizeLinear", accuracy=FIRST_ORDER)
+@rule("QuantizeLinear", accuracy=FIRST_ORDER, domain=MICROSOFT)
+def quantize(node: NodeView) -> Value:
+    """v / s² inside the range of the integers, 0 at its ends."""
+    scale = _spread_scale(node)
+    return node.inputs[0].var / (scale * scale) * _unsaturated(node)
+
+
+@rule("DequantizeLinear", accuracy=EXACT)
+@rule("DequantizeLinear", accuracy=EXACT, domain=MICROSOFT)
+def dequantize(node: NodeView) -> Value:
+    """v s²"""
+    scale = _spread_scale(node)
+    return node.inputs[0].var * (scale * scale)
+
+
+@rule("DynamicQuantizeLinear", accuracy=FIRST_ORDER)
+def dynamic_quantize(node: NodeView) -> tuple[Value | None, ...]:
+    """v / s²; the range is that of the data, so nothing is saturated. Scale and zero point are certain:
+    whatever they are, (q - z) s is x."""
+    return (node.inputs[0].var / node.outputs[1].mean.squared, None, None)
+
+
+# ----------------------------------------------------------------------------- layers
+
+
+def _product(
+    node: NodeView,
+    f: Callable[[Value, Value], Value],
+    data: int,
+    a: Value,
+    weights: int,
+    b: Value,
+    factor: Factor,
+) -> Value:
+    """Var of f(a, b · factor) for data and weights of the node, whose means are a and b."""
+    x, w = node.inputs[data], node.inputs[weights]
+    square = factor * factor
+    terms = []
+    if not x.certain:
+        terms.append(f(x.var, b.squared * square))
+    if not w.certain:
+        if x.tensor.name == w.tensor.name:
+            raise node.refuse("a tensor is multiplied by itself: its factors are not independent")
+        terms.append(f(a.squared, w.var * square))
+    if not x.certain and not w.certain:
+        terms.append(f(x.var, w.var * square))
+    if not terms:
+        raise node.refuse("only its data and its weights may be uncertain")
+    return sum(terms[1:], terms[0])
+
+
+def _no_uncertain_bias(node: NodeView, at: int) -> None:
+    if node.input(at) is not None and not node.input(at).certain:
+        raise node.refuse("its bias is uncertain")
+
+
+def _matmul(node: NodeView) -> Callable[[Value, Value], Value]:
+    return lambda a, b: node.graph.emit("MatMul", a, b)
+
+
+_CONV_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+
+
+def _conv(node: NodeView, x: Operand) -> Callable[[Value, Value], Value]:
+    attrs = {name: node.attr(name) for name in _CONV_ATTRIBUTES if node.attr(name) is not None}
+    if not node.attr("channels_last", 0):
+        return lambda a, b: node.graph.emit("Conv", a, b, **attrs)
+    first, last = [0, x.rank - 1, *range(1, x.rank - 1)], [0, *range(2, x.rank), 1]
+
+    def channels_last(a: Value, b: Value) -> Value:
+        a = node.graph.emit("Transpose", a, perm=first)
+        return node.graph.emit("Transpose", node.graph.emit("Conv", a, b, **attrs), perm=last)
+
+    return channels_last
+
+
+@rule("MatMulInteger", accuracy=EXACT, linear=True)
+@rule("MatMulInteger16", accuracy=EXACT, linear=True, domain=MICROSOFT)
+def matmul_integer(node: NodeView) -> Value:
+    """f(v_a, (b - z_b)²) + f((a - z_a)², v_b) + f(v_a, v_b), f the matrix product"""
+    a = _steps(node, 0, _along(node, 2, 0, lambda: 2))  # one zero point per row is a column
+    b = _steps(node, 1, _along(node, 3))
+    return _product(node, _matmul(node), 0, a, 1, b, 1.0)
+
+
+@rule("ConvInteger", accuracy=EXACT, linear=True)
+def conv_integer(node: NodeView) -> Value:
+    """f(v_x, (w - z_w)²) + f((x - z_x)², v_w) + f(v_x, v_w), f the convolution"""
+    w = _steps(node, 1, _along(node, 3, 0, lambda: node.inputs[1].rank))
+    return _product(node, _conv(node, node.inputs[0]), 0, _steps(node, 0, _one(node, 2)), 1, w, 1.0)
+
+
+@rule("QLinearConv", accuracy=FIRST_ORDER, linear=True, operands=(0, 3))
+@rule("QLinearConv", accuracy=FIRST_ORDER, linear=True, operands=(0, 3), domain=MICROSOFT)
+def qlinear_conv(node: NodeView) -> Value:
+    """(s_x / s_y)² f(v_x, (s_w (w - z_w))²), f the convolution; 0 where the output is saturated."""
+    _no_uncertain_bias(node, 8)
+    rank = lambda: node.inputs[3].rank  # noqa: E731  (asked for only where there is a scale per channel)
+    factor = _along(node, 4, 0, rank) * (_one(node, 1) / _one(node, 6))
+    w = _steps(node, 3, _along(node, 5, 0, rank))
+    x = _steps(node, 0, _one(node, 2))
+    return _product(node, _conv(node, node.inputs[0]), 0, x, 3, w, factor) * _unsaturated(node)
+
+
+@rule("QLinearMatMul", accuracy=FIRST_ORDER, linear=True, operands=(0, 3))
+def qlinear_matmul(node: NodeView) -> Value:
+    """(s_a / s_y)² f(v_a, (s_b (b - z_b))²), f the matrix product; 0 where the output is saturated."""
+    factor = _along(node, 4) * (_one(node, 1) / _one(node, 6))
+    a, b = _steps(node, 0, _one(node, 2)), _steps(node, 3, _along(node, 5))
+    return _product(node, _matmul(node), 0, a, 3, b, factor) * _unsaturated(node)
+
+
+@rule("QGemm", accuracy=FIRST_ORDER, linear=True, operands=(0, 3), domain=MICROSOFT)
+def qgemm(node: NodeView) -> Value:
+    """(α s_a / s_y)² f(v_a, (s_b (b - z_b))²), f the product; 0 where the output is saturated.
+
+    Without s_y the output is real: s_y is 1 and nothing is saturated.
+    """
+    _no_uncertain_bias(node, 6)
+    turn_a, turn_b = node.attr("transA", 0), node.attr("transB", 0)
+    columns = (lambda: 2) if turn_b else (lambda: 1)  # the scales of B's columns, as B stands
+    factor = _along(node, 4, 0, columns) * (node.attr("alpha", 1.0) * _one(node, 1))
+    a, b = _steps(node, 0, _one(node, 2)), _steps(node, 3, _along(node, 5, 0, columns))
+
+    def f(a: Value, b: Value) -> Value:
+        a = node.graph.emit("Transpose", a, perm=[1, 0]) if turn_a else a
+        b = node.graph.emit("Transpose", b, perm=[1, 0]) if turn_b else b
+        return node.graph.emit("MatMul", a, b)
+
+    if node.input(7) is None:
+        return _product(node, f, 0, a, 3, b, factor)
+    return _product(node, f, 0, a, 3, b, factor / _one(node, 7)) * _unsaturated(node)
+
+
+@rule("MatMulIntegerToFloat", accuracy=EXACT, linear=True, domain=MICROSOFT)
+def matmul_integer_to_float(node: NodeView) -> Value:
+    """s_a² f(v_a, (s_b (b - z_b))²), f the matrix product"""
+    _no_uncertain_bias(node, 6)
+    a, b = _steps(node, 0, _one(node, 4)), _steps(node, 1, _along(node, 5))
+    return _product(node, _matmul(node), 0, a, 1, b, _along(node, 3) * _one(node, 2))
+
+
+@rule("DynamicQuantizeMatMul", accuracy=FIRST_ORDER, linear=True, domain=MICROSOFT)
+def dynamic_quantize_matmul(node: NodeView) -> Value:
+    """f(v_a, (s_b (b - z_b))²), f the matrix product; a is quantised inside, by a scale that cancels."""
+    _no_uncertain_bias(node, 4)
+    b = _steps(node, 1, _along(node, 3))
+    return _product(node, _matmul(node), 0, node.inputs[0].mean, 1, b, _along(node, 2))
+
+
+# ------------------------------------------------------------------ weights of few bits
+
+
+def _unpacked(node: NodeView, packed: Value, bits: int, count: int) -> Value:
+    """Bytes (n, m) of several numbers each, the first in the lowest bits, as floats (n, count).
+
+    By division and remainder: ONNX has shifts of bits from opset 11 on and masks from 18 on only.
+    """
+    numbers, rest = [], packed
+    for _ in range(8 // bits):
+        above = node.graph.emit("Floor", rest * 2.0**-bits)
+        numbers.append(node.graph.unsqueeze(rest - above * 2.0**bits, [2]))
+        rest = above
+    rows = node.graph.emit("Concat", *numbers, axis=2) if len(numbers) > 1 else numbers[0]
+    rows = node.graph.emit("Reshape", rows, node.graph.ints(0, -1))
+    return node.graph.slice(rows, 1, 0, count)
+
+
+@rule("MatMulNBits", accuracy=EXACT, linear=True, domain=MICROSOFT)
+def matmul_nbits(node: NodeView) -> Value:
+    """f(v_a, (s (b - z))²), f the matrix product; weights of 2, 4 or 8 bits with a scale per block."""
+    bits, block = node.attr("bits", 4), node.attr("block_size")
+    width, rows = node.attr("K"), node.attr("N")
+    if bits not in (2, 4, 8):
+        raise node.refuse(f"weights of {bits} bits are not packed in whole bytes")
+    if node.attr("weight_prepacked", 0):
+        raise node.refuse("its weights are packed for one kind of processor")
+    if node.input(4) is not None:
+        raise node.refuse("its groups are permuted by g_idx")
+    _no_uncertain_bias(node, 5)
+    graph, blocks = node.graph, -(-width // block)
+    scales = graph.emit("Reshape", node.inputs[2].mean, graph.ints(rows, blocks, 1))
+    zero: Factor = 2.0 ** (bits - 1)
+    if node.input(3) is not None:
+        zero, dtype = _held(node, node.inputs[3])
+        if dtype == np.uint8:  # packed as the weights are, each row by itself
+            zero = _unpacked(node, graph.emit("Reshape", zero, graph.ints(rows, -1)), bits, blocks)
+        zero = graph.emit("Reshape", zero, graph.ints(rows, blocks, 1))
+    flat = graph.emit("Reshape", _held(node, node.inputs[1])[0], graph.ints(rows, -1))
+    steps = graph.emit(
+        "Reshape", _unpacked(node, flat, bits, blocks * block), graph.ints(rows, blocks, block)
+    )
+    weights = graph.emit("Reshape", (steps - zero) * scales, graph.ints(rows, blocks * block))
+    weights = graph.emit("Transpose", graph.slice(weights, 1, 0, width), perm=[1, 0])  # (K, N)
+    return _product(node, _matmul(node), 0, node.inputs[0].mean, 1, weights, 1.0)
+
+
+# --------------------------------------------------------- elementwise, pooling, moving
+
+
+@rule("QLinearAdd", accuracy=FIRST_ORDER, domain=MICROSOFT)
+def qlinear_add(node: NodeView) -> Value:
+    """(s_a² v_a + s_b² v_b) / s_y², 0 where the output is saturated."""
+    a, b, scale = node.inputs[0], node.inputs[3], _one(node, 6)
+    slopes = [_one(node, 1) / scale, _one(node, 4) / scale]
+    if a.tensor.name == b.tensor.name:
+        total = a.var * (slopes[0] + slopes[1]) * (slopes[0] + slopes[1])
+    else:
+        terms = [x.var * (slope * slope) for x, slope in zip((a, b), slopes) if not x.certain]
+        total = sum(terms[1:], terms[0])
+    return total * _unsaturated(node)
+
+
+@rule("QLinearMul", accuracy=FIRST_ORDER, domain=MICROSOFT)
+def qlinear_mul(node: NodeView) -> Value:
+    """(s_a s_b / s_y)² (b² v_a + a² v_b + v_a v_b) with a, b in steps; 0 where the output is saturated."""
+    a, b = node.inputs[0], node.inputs[3]
+    steps_a, steps_b = _steps(node, 0, _one(node, 2)), _steps(node, 3, _one(node, 5))
+    factor = _one(node, 1) * _one(node, 4) / _one(node, 6)
+    if a.tensor.name == b.tensor.name:
+        total = a.var * (steps_a + steps_b).squared
+    else:
+        pairs = ((a.var, steps_b.squared), (b.var, steps_a.squared), (a.var, b.var))
+        terms = [left * right for left, right in pairs if left is not None and right is not None]
+        total = sum(terms[1:], terms[0])
+    return total * (factor * factor) * _unsaturated(node)
+
+
+def _unary(node: NodeView, slope: Callable[[Value, Value], Value | float]) -> Value:
+    """φ'(x)² v (s_x / s_y)² for inputs x, s_x, z_x, s_y, z_y; the slope is a function of x and y."""
+    x = _steps(node, 0, _one(node, 2)) * _one(node, 1)
+    y = _steps_of_output(node) * _one(node, 3)
+    factor = slope(x, y) * (_one(node, 1) / _one(node, 3))
+    return node.inputs[0].var * (factor * factor) * _unsaturated(node)
+
+
+def _steps_of_output(node: NodeView, zero: int = 4) -> Value:
+    return _held(node, node.output)[0] - _one(node, zero)
+
+
+@rule("QLinearSigmoid", accuracy=FIRST_ORDER, domain=MICROSOFT)
+def qlinear_sigmoid(node: NodeView) -> Value:
+    """(y (1 - y) s_x / s_y)² v, 0 where the output is saturated."""
+    return _unary(node, lambda x, y: y * (1 - y))
+
+
+@rule("QLinearLeakyRelu", accuracy=FIRST_ORDER, domain=MICROSOFT)
+def qlinear_leaky_relu(node: NodeView) -> Value:
+    """(φ'(x) s_x / s_y)² v, 0 where the output is saturated."""
+    alpha = node.attr("alpha", 0.01)
+    return _unary(node, lambda x, y: (x > 0) + alpha * (x <= 0))
+
+
+@rule("QLinearSoftmax", accuracy=FIRST_ORDER, domain=MICROSOFT)
+def qlinear_softmax(node: NodeView) -> Value:
+    """(p_i s_x / s_y)² ((1 - 2 p_i) v_i + Σ_j p_j² v_j), 0 where the output is saturated."""
+    graph, axis = node.graph, node.attr("axis", -1)
+
+    def total(terms: Value) -> Value:
+        if node.attr("opset", 13) >= 13:
+            return graph.reduce("ReduceSum", terms, [axis])
+        rows = graph.emit("Flatten", terms, axis=axis)
+        spread = graph.expand(graph.reduce("ReduceSum", rows, [1]), like=rows)
+        return graph.emit("Reshape", spread, graph.shape(node.output.raw))
+
+    p = _steps_of_output(node) * _one(node, 3)
+    factor = p * (_one(node, 1) / _one(node, 3))
+    return factor * factor * softmax_spread(p, node.inputs[0].var, total) * _unsaturated(node)
+
+
+@rule("QLinearAveragePool", accuracy=FIRST_ORDER, domain=MICROSOFT)
+def qlinear_average_pool(node: NodeView) -> Value:
+    """(s_x / s_y)² Σ_j v_j / n², 0 where the output is saturated."""
+    if node.attr("channels_last", 0):
+        raise node.refuse("channels_last=1")
+    attrs = {name: value for name, value in node.node.attrs.items() if name != "channels_last"}
+    pool = VirtualNode("AveragePool", node.node.name, attrs, node.node.inputs[:1], node.node.outputs)
+    pooled = average_pool(NodeView(node.graph, pool, node.variance_of))
+    ratio = _one(node, 1) / _one(node, 3)
+    return pooled * (ratio * ratio) * _unsaturated(node)
+
+
+@rule("QLinearGlobalAveragePool", accuracy=FIRST_ORDER, domain=MICROSOFT)
+def qlinear_global_average_pool(node: NodeView) -> Value:
+    """(s_x / s_y)² Σ_j v_j / n², 0 where the output is saturated."""
+    x, count = node.inputs[0], node.graph.count
+    first = 1 if node.attr("channels_last", 0) else 2
+    axes = list(range(first, first + x.rank - 2))
+    size = count(x.raw, x.dtype) / count(node.output.raw, x.dtype)
+    ratio = _one(node, 1) / _one(node, 3)
+    return node.graph.reduce("ReduceMean", x.var, axes) / size * (ratio * ratio) * _unsaturated(node)
+
+
+@rule("QLinearConcat", accuracy=FIRST_ORDER, domain=MICROSOFT)
+def qlinear_concat(node: NodeView) -> Value:
+    """(s_i / s_y)² v_i, one behind the other; 0 where the output is saturated."""
+    ratios = {at: _one(node, at + 1) / _one(node, 0) for at in range(2, len(node.inputs), 3)}
+    parts = [variance_or_zeros(node.inputs[at]) * (ratio * ratio) for at, ratio in ratios.items()]
+    return node.graph.emit("Concat", *parts, axis=node.attr("axis")) * _unsaturated(node)
+
+
+@rule("QLinearWhere", accuracy=FIRST_ORDER, domain=MICROSOFT)
+def qlinear_where(node: NodeView) -> Value:
+    """(s / s_y)² v of the chosen one; 0 where the output is saturated."""
+    ratios = {at: _one(node, at + 1) / _one(node, 7) for at in (1, 4)}
+    parts = [variance_or_zeros(node.inputs[at]) * (ratio * ratio) for at, ratio in ratios.items()]
+    return node.graph.emit("Where", node.inputs[0].raw, *parts, dtype=parts[0].dtype) * _unsaturated(node)
+
+
+# ------------------------------------------------------------------------- no rule
+
+deterministic(
+    "it reads tables of constants at whole numbers",
+    "GatherBlockQuantized",
+    "QEmbedLayerNormalization",
+    domain=MICROSOFT,
+)
+refused("its quantised projections, softmax and product are one kernel", "QAttention", domain=MICROSOFT)
+refused("its weights are packed in a layout of one processor", "MatMulFpQ4", domain=MICROSOFT)
+refused(
+    "onnxruntime runs it on a graphics processor or another accelerator only", "MulInteger",
+    "ReduceSumInteger", "QLinearReduceMean", "QOrderedAttention", "QOrderedGelu",
+    "QOrderedLayerNormalization", "QOrderedLongformerAttention", "QOrderedMatMul", "QuantizeWithOrder",
+    "DequantizeWithOrder", "QuantizeBFP", "DequantizeBFP", "MatMulBlockQuantizedFp8Weight",
+    "MatMulBlockQuantizedFp4Weight", "MatMulNBitsQkv", "MatMulNBitsMlp", domain=MICROSOFT,
+)  # fmt: skip
+for custom in ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general"):
+    refused(
+        "onnxruntime has no kernel for it: lower it to QuantizeLinear and DequantizeLinear first",
+        "Quant", "IntQuant", "FloatQuant", "BipolarQuant", "Trunc", domain=custom,
+    )  # fmt: skip

@@ -1,0 +1,254 @@
+"""The table of behaviours, and the families that fill it.
+
+Every operator has exactly one behaviour: a `Rule` with its accuracy, `Deterministic`, or
+`Refusal` with its reason. An operator that is not in the table is refused by name.
+
+A family is a constructor of rules: it is told what makes one operator special (a derivative, which
+input is data) and does the rest. With independent inputs of variance v_i, first order:
+
+    elementwise   y = g(x_1 … x_n)     v_y = Σ_i (∂g/∂x_i)² v_i
+    bilinear      y = f(a, b)          v_y = f(v_a, b²) + f(a², v_b) + f(v_a, v_b)
+    structural    y moves elements     v_y = the same node, on the variance
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gapa_onnx.variance.rules.hoisting import Layer
+from gapa_onnx.variance.rules.view import NodeView, Operand
+from gapa_onnx.variance.values import Partial, Value
+
+Variances = Value | None | tuple[Value | None, ...]
+Key = tuple[str, str]  # domain ("" for ONNX's own), operator
+
+
+class Accuracy(enum.Enum):
+    """How true a rule is when the elements of its inputs are independent."""
+
+    EXACT = "exact"
+    FIRST_ORDER = "first order"
+    COMPOSED = "composed"  # as true as the rules of what is inside
+    HEURISTIC = "heuristic"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """States the variance of each output of a node."""
+
+    apply: Callable[[NodeView], Variances]
+    accuracy: Accuracy
+    formula: str
+    activation: bool = False  #: an elementwise nonlinearity of one tensor: a place for a site
+    linear: bool = False  #: has weights: a layer
+    operands: tuple[int, ...] = (
+        0,
+        1,
+    )  #: inputs that are a layer's data and weights; (0,) if the weights are attributes
+    derivatives: tuple[Callable[..., Value | float], ...] = ()  #: ∂y/∂x_i, where that is all there is to it
+
+
+@dataclass(frozen=True)
+class Deterministic:
+    """No variance leaves the operator, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The variance cannot be stated, and why."""
+
+    reason: str
+
+
+Behaviour = Rule | Deterministic | Refusal
+
+TABLE: dict[Key, Behaviour] = {}
+
+
+def _key(domain: str | None, op_type: str) -> Key:
+    return "" if domain in (None, "ai.onnx") else domain, op_type
+
+
+def is_declared(domain: str | None, op_type: str) -> bool:
+    """Whether the table has an entry for an operator."""
+    return _key(domain, op_type) in TABLE
+
+
+def behaviour(domain: str | None, op_type: str) -> Behaviour:
+    """The behaviour of an operator; never fails."""
+    found = TABLE.get(_key(domain, op_type))
+    if found is not None:
+        return found
+    return Refusal(f"no rule for {domain + '::' if domain else ''}{op_type} yet")
+
+
+def _define(op_type: str, entry: Behaviour, domain: str = "") -> None:
+    if (domain, op_type) in TABLE:
+        raise ValueError(f"{op_type} has a behaviour already")
+    TABLE[domain, op_type] = entry
+
+
+# -------------------------------------------------------------------- families
+
+
+def rule(
+    *op_types: str,
+    accuracy: Accuracy,
+    activation: bool = False,
+    linear: bool = False,
+    operands: tuple[int, ...] = (0, 1),
+    domain: str = "",
+):
+    """A rule of its own: a function of the node view that returns one variance per output."""
+
+    def decorate(function: Callable[[NodeView], Variances]):
+        formula = inspect.getdoc(function).split("\n\n")[0].replace("\n", " ")
+        for op_type in op_types:
+            _define(op_type, Rule(function, accuracy, formula, activation, linear, operands), domain)
+        return function
+
+    return decorate
+
+
+def deterministic(reason: str, *op_types: str, domain: str = "") -> None:
+    for op_type in op_types:
+        _define(op_type, Deterministic(reason), domain)
+
+
+def refused(reason: str, *op_types: str, domain: str = "") -> None:
+    for op_type in op_types:
+        _define(op_type, Refusal(reason), domain)
+
+
+def elementwise(
+    op_type: str,
+    *derivatives: Callable[..., Value | float],
+    accuracy: Accuracy = Accuracy.FIRST_ORDER,
+    activation: bool = False,
+    formula: str = "Σ (∂y/∂x)² v",
+    domain: str = "",
+) -> None:
+    """Delta method. One derivative per input, each a function of the output y and the inputs.
+
+    Keyword arguments of a derivative are attributes of the operator with their ONNX defaults.
+    """
+
+    def apply(node: NodeView) -> Value:
+        return first_order(node, derivatives)
+
+    _define(op_type, Rule(apply, accuracy, formula, activation, derivatives=derivatives), domain)
+
+
+def first_order(node: NodeView, derivatives: Sequence[Callable[..., Value | float]]) -> Value:
+    """Σ_i d_i² v_i over the uncertain inputs, in the shape of the output.
+
+    A tensor that is an input twice (x·x) is one variable: its slopes add before they are squared.
+    """
+    means = [operand.mean for operand in node.inputs if operand.present]
+    if len(means) == 1 and isinstance(node.inputs[0].var, Partial):
+        return _first_order_in_parts(node, node.inputs[0].var, derivatives[0])
+    slopes: dict[str, Value | float] = {}
+    uncertain: dict[str, Operand] = {}
+    for operand, derivative in zip(node.inputs, derivatives):
+        if not operand.certain:
+            slope = derivative(node.output.mean, *means, **attributes_of(node, derivative))
+            name = operand.tensor.name
+            slopes[name] = slopes[name] + slope if name in slopes else slope
+            uncertain[name] = operand
+    terms = [uncertain[name].var * (slope * slope) for name, slope in slopes.items()]
+    total = sum(terms[1:], terms[0])
+    # A constant slope does not bring in the other operand's shape: x (1, d) + b (n, d) is (n, d).
+    covered = any(isinstance(s, Value) or uncertain[n].same_shape(node.output) for n, s in slopes.items())
+    return total if covered or len(means) == 1 else node.graph.expand(total, like=node.output.raw)
+
+
+def _first_order_in_parts(node: NodeView, var: Partial, derivative: Callable[..., Value | float]) -> Partial:
+    """d² v of a node with one input, for what is uncertain of it."""
+    y, x, attrs = node.output.mean, node.inputs[0].mean, attributes_of(node, derivative)
+
+    def change(start: int, end: int, part: Value) -> Value:
+        slope = derivative(*(node.graph.slice(mean, var.axis, start, end) for mean in (y, x)), **attrs)
+        return part * (slope * slope)
+
+    return var.each(change)
+
+
+def attributes_of(node: NodeView, derivative: Callable) -> dict:
+    """The keyword arguments of a derivative, from the node."""
+    return {name: node.attr(name, default) for name, default in _keywords(derivative)}
+
+
+@functools.cache
+def _keywords(derivative: Callable) -> list[tuple[str, Any]]:
+    parameters = inspect.signature(derivative).parameters.values()
+    return [(p.name, p.default) for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+
+def bilinear(*op_types: str, domain: str = "", **squared_attributes: float) -> None:
+    """y = f(a, b) + c. Named attributes are factors of f and are squared; their values are defaults."""
+
+    def apply(node: NodeView) -> Value:
+        a, b = node.inputs[:2]
+        if not a.certain and a.tensor.name == b.tensor.name:
+            raise node.refuse("a tensor is multiplied by itself: its factors are not independent")
+        scale = {name: node.attr(name, default) ** 2 for name, default in squared_attributes.items()}
+        # Gemm cannot leave its bias out before opset 11.
+        no_bias = (
+            [node.graph.constant(np.zeros(1, a.dtype))] if node.op_type == "Gemm" and node.opset < 11 else []
+        )
+        if not a.certain and b.certain:
+            return _with_bias(node, Layer.of(node, b, no_bias, scale)(a.var))
+        pairs = []
+        if not a.certain:
+            pairs.append((a.var, b.mean.squared))
+        if not b.certain:
+            pairs.append((a.mean.squared, b.var))
+        if not a.certain and not b.certain:
+            pairs.append((a.var, b.var))
+        terms = [node.again(*pair, *no_bias, **scale) for pair in pairs]
+        return _with_bias(node, sum(terms[1:], terms[0]) if terms else None)
+
+    for op_type in op_types:
+        formula = "f(v_a, b²) + f(a², v_b) + f(v_a, v_b)"
+        _define(op_type, Rule(apply, Accuracy.EXACT, formula, linear=True), domain)
+
+
+def _with_bias(node: NodeView, total: Value | None) -> Value:
+    bias = node.input(2)
+    if bias is None or bias.certain:
+        return total
+    if node.op_type != "Gemm":
+        raise node.refuse("an uncertain bias is supported by Gemm only")
+    if bias.tensor.name in (operand.tensor.name for operand in node.inputs[:2]):
+        raise node.refuse("a factor is its own bias: the two are not independent")
+    term = bias.var * node.attr("beta", 1.0) ** 2
+    return node.graph.expand(term, like=node.output.raw) if total is None else total + term
+
+
+def structural(*op_types: str, data: slice = slice(0, 1), domain: str = "") -> None:
+    """Elements are moved, repeated or dropped: the same node, with variances in place of `data`."""
+
+    def apply(node: NodeView) -> Variances:
+        moved = range(len(node.inputs))[data]
+        inputs = [
+            variance_or_zeros(operand) if position in moved else (operand.raw if operand.present else None)
+            for position, operand in enumerate(node.inputs)
+        ]
+        return node.again(*inputs, outputs=len(node.outputs))
+
+    for op_type in op_types:
+        _define(op_type, Rule(apply, Accuracy.EXACT, "the same node, on the variance"), domain)
+
+
+def variance_or_zeros(operand: Operand) -> Value:
+    """For operators that need a tensor even where it is certain, such as one input of a Concat."""
+    return operand.graph.zeros(operand.mean) if operand.var is None else operand.var
