@@ -162,11 +162,11 @@ def _rehearse(
 
 
 def _show(conversion: Conversion, calib: str, as_json: bool) -> int:
-    from gapa_onnx import record as provenance
     from gapa_onnx.cli import render
     from gapa_onnx.plan.analyse import refusal_table
+    from gapa_onnx.record import require
 
-    record = provenance.read(conversion.model)
+    record = require(conversion.model, "the model")
     failed = [check for check in conversion.checks if not check.passed]
     refused = conversion.plan.refused
     if refused:
@@ -179,7 +179,7 @@ def _show(conversion: Conversion, calib: str, as_json: bool) -> int:
         "bytes": _size(conversion.path),
         "checks": [vars(check) for check in conversion.checks],
         "certain_outputs": list(conversion.plan.certain_outputs),
-        "provenance": record,
+        "provenance": record.as_json(),
     }
     if as_json:
         print_json(answer)

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 def inspect(model: options.Model, sites: options.Sites = "auto", as_json: options.Json = False) -> int:
     """Show a model's sites, operators and cost, or a converted file's provenance."""
-    from gapa_onnx import record as provenance
     from gapa_onnx.cli import records, render
     from gapa_onnx.model.load import read_proto
+    from gapa_onnx.record import read
 
     proto = read_proto(model)
-    record = provenance.read(proto)
+    record = read(proto)
     if record is not None:
         answer = {
             "kind": "converted",
             "file": str(model),
             **records.ports_record(proto),
-            "provenance": record,
+            "provenance": record.as_json(),
         }
         show = render.converted
     else:

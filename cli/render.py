@@ -129,8 +129,7 @@ def converted(answer: Mapping[str, Any]) -> None:
 
 def threshold(entry: Threshold, levels: Sequence[str], written: str | None) -> None:
     """Where the line of one output is, and where it could be."""
-    record = {**vars(entry), "from": entry.source}
-    _lines((entry.output, threshold_line(record)))
+    _lines((entry.output, threshold_line(vars(entry))))
     rows = [
         (level, _number(entry.quantiles[level]), f"{100 * (1 - float(level)):.3g}%")
         for level in levels
@@ -171,7 +170,8 @@ def _sites(title: str, sites: Sequence[Mapping[str, Any]]) -> None:
 
 def _trials(record: Mapping[str, Any]) -> None:
     """What was tried to keep within a budget, and what it gave up against the first."""
-    trials = record.get("trials", ())
+    budget = record.get("budget", {})
+    trials = budget.get("trials", ())
     rows = [
         (
             trial["solver"],
@@ -186,7 +186,7 @@ def _trials(record: Mapping[str, Any]) -> None:
     ]
     headings = ("Solver", "#M", "#K", "#Cost", "#Control", "#Recall", "#Share, median", "#Share, 0.95")
     _table(
-        f"tried for a budget of {record.get('budget')}: cost in times the model's own, and the unexplained share "
+        f"tried for a budget of {budget.get('limit')}: cost in times the model's own, and the unexplained share "
         "of left-out rows in times the first's; the last is taken",
         headings,
         rows,
@@ -286,7 +286,7 @@ _ROLES = {
 
 def threshold_line(score: Mapping[str, Any]) -> str:
     level = "given by hand" if score["quantile"] is None else f"quantile {score['quantile']:g}"
-    return f"{score['threshold']:.4g}: {level} of {score['rows']} {score['from']}"
+    return f"{score['threshold']:.4g}: {level} of {score['rows']} {score['source']}"
 
 
 def _certain(outputs: Iterable[str]) -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ def run(
     """Run a converted file, or any other model, over data."""
     from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
     from gapa_onnx.data import open_data
-    from gapa_onnx.sessions.inference import answers, input_specs, open_model, provenance_of
+    from gapa_onnx.sessions.inference import answers, input_specs, open_model, record_of
 
     write = writer(predictions) if predictions else None
     images = options.image_options(image_mean, image_std)
@@ -41,8 +41,9 @@ def run(
     if not portable:
         say_if_portable()
     names = [value.name for value in session.get_outputs() if value.type.startswith("tensor(")]
-    record = provenance_of(session) or {"heads": {}}
-    collected = Predictions(names, record["heads"], keep=None if write else HEAD)
+    record = record_of(session)
+    heads = {} if record is None else record.as_json()["heads"]
+    collected = Predictions(names, heads, keep=None if write else HEAD)
     with progress_bar() as progress:
         for batch in source.batches(batch_size):
             collected.add(batch, answers(session, names, batch))

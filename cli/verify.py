@@ -26,25 +26,25 @@ def verify(
     as_json: options.Json = False,
 ) -> int:
     """Check a converted file: outputs bit-equal, variances sound, native = portable = reference."""
-    from gapa_onnx import record as provenance
     from gapa_onnx.cli import render
     from gapa_onnx.data import open_data
     from gapa_onnx.measure.verify import Check
     from gapa_onnx.measure.verify import verify as check_promises
     from gapa_onnx.model.load import load, read_proto
+    from gapa_onnx.record import read
 
     images = options.image_options(image_mean, image_std)
     quiet_runtime()
     original = load(source)
     converted = read_proto(out)
-    record = provenance.read(converted)
+    record = read(converted)
     if record is None:
         raise UserError(
             f"{out} was not written by gapa-onnx", "give the source first, then the converted file"
         )
     batches = list(first_rows(open_data(data, original.inputs, images).batches(min(BATCH, rows)), rows))
     say_if_portable()
-    same = record["source"]["sha256"] == original.sha256
+    same = record.source.sha256 == original.sha256
     checks = [
         Check(
             "converted from this source",

@@ -1,12 +1,12 @@
 """The product in one page: seven steps from a trained model to the same model with error bars.
 
-load       the ONNX file                                  -> SourceModel
-analyse    where sites go, what the variance meets        -> Plan
-calibrate  one pass over the data fits every site         -> Calibration
-rewrite    the variance subgraph beside the source graph  -> Rewritten
-emit       one file                                       -> ModelProto
-complete   thresholds, and the noise of the targets       -> ModelProto
-verify     predictions bit-equal, variances sound         -> list[Check]
+load       the ONNX file                                            -> SourceModel
+analyse    where sites go, what the variance meets                  -> Plan
+calibrate  one pass over the data fits every site                   -> Calibration
+rewrite    the variance graph beside the source, its numbers open   -> Template
+settle     weights of sites, scale, thresholds, noise               -> Numbers
+emit       one file                                                 -> ModelProto
+verify     predictions bit-equal, variances sound                   -> list[Check]
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ from typing import Any
 
 import onnx
 
-from gapa_onnx import record as provenance
 from gapa_onnx.data import ImageOptions, open_data
 from gapa_onnx.emit.emit import emit
+from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration, calibrate
-from gapa_onnx.measure.budget import budget_record, within_budget
+from gapa_onnx.measure.budget import within_budget
 from gapa_onnx.measure.verify import Check, verify
 from gapa_onnx.model.load import load
 from gapa_onnx.model.writing import save
 from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
 from gapa_onnx.plan.targets import read_targets
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle.complete import complete
-from gapa_onnx.settle.scaling import scaled_by_targets
-from gapa_onnx.settle.weighing import balanced
+from gapa_onnx.settle.settle import settle
 
 VERIFIED_ROWS = 64
 
@@ -48,6 +46,7 @@ class Conversion:
     path: Path | None  #: where it was written
     plan: Plan = field(repr=False)
     calibration: Calibration
+    numbers: Numbers  #: what the file holds: τ and A of each site, thresholds, noise
     checks: tuple[Check, ...]
 
 
@@ -96,21 +95,16 @@ def convert(
     plan = analyse(source, settings)
     require_convertible(plan, settings)
     data = open_data(calib, source.inputs, images)
-    known = None if targets is None else read_targets(targets, plan.heads, data)
+    known = {} if targets is None else read_targets(targets, plan.heads, data)
+    spent = None
     if budget is None:
         calibration = calibrate(plan, data, settings, progress)
     else:
         choice = within_budget(plan, data, settings, budget, progress)
-        settings, plan, calibration = choice.settings, choice.plan, choice.calibration
-    calibration = balanced(plan, calibration, data, settings, progress)
-    emitted = emit(plan, calibration, rewrite(plan, calibration, settings), settings)
-    if known and settings.scale == "loo":
-        calibration = scaled_by_targets(emitted, calibration, data, known, settings, progress)
-        emitted = emit(plan, calibration, rewrite(plan, calibration, settings), settings)
-    converted = complete(emitted, calibration, data, settings, known, progress)
-    if budget is not None:
-        record = provenance.read(converted)
-        provenance.write(converted, {**record, **budget_record(budget, choice)})
+        settings, plan, calibration, spent = choice.settings, choice.plan, choice.calibration, choice.record
+    template = rewrite(plan, calibration, settings, targets=known)
+    numbers = settle(template, calibration, data, settings, known, progress)
+    converted = emit(template, numbers, calibration, settings, spent)
     progress("verifying", 0.0)
     sample = data.batches(min(calibration.batch_rows, VERIFIED_ROWS))
     checks = verify(source.given, converted, itertools.islice(sample, 1))
@@ -119,7 +113,7 @@ def convert(
     failed = [check for check in checks if not check.passed]
     if out is not None and not failed:
         save(converted, out)
-    return Conversion(converted, out if not failed else None, plan, calibration, tuple(checks))
+    return Conversion(converted, out if not failed else None, plan, calibration, numbers, tuple(checks))
 
 
 def default_output(model: Path) -> Path:

@@ -1,38 +1,99 @@
-"""Step 5, emit: source and variance subgraph become one model."""
+"""Step 6, emit: source, variance graph and its numbers become one model that says what it is.
+
+The only place that writes a record.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Mapping
 
+import numpy as np
 import onnx
 
 from gapa_onnx import __version__
-from gapa_onnx import record as provenance
-from gapa_onnx.emit.rewrite import Rewritten
+from gapa_onnx.emit.numbers import Numbers, at_sites, file_tensors
+from gapa_onnx.emit.rewrite import SiteTensors, Template
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
-from gapa_onnx.model.load import SourceModel
-from gapa_onnx.model.splice import splice
-from gapa_onnx.plan.analyse import Plan
+from gapa_onnx.model.splice import prune, splice
+from gapa_onnx.op.contract import CLASSES, DOMAIN
 from gapa_onnx.plan.outputs import points_record
 from gapa_onnx.plan.tasks import Head
+from gapa_onnx.record import (
+    FORMAT,
+    METADATA_KEY,
+    BudgetRecord,
+    CutRecord,
+    DataRecord,
+    HeadRecord,
+    NoiseRecord,
+    Record,
+    SiteRecord,
+    SourceRecord,
+)
 from gapa_onnx.settings import Settings
 
 
-def emit(plan: Plan, calibration: Calibration, rewritten: Rewritten, settings: Settings) -> onnx.ModelProto:
-    """The converted model, with its provenance."""
-    model = splice(plan.source.proto, rewritten.additions, rewritten.outputs, rewritten.functions)
-    _loosen_outputs(model, plan)
-    provenance.write(model, record(plan, calibration, rewritten, settings))
+def emit(
+    template: Template,
+    numbers: Numbers,
+    calibration: Calibration,
+    settings: Settings,
+    budget: BudgetRecord | None = None,
+) -> onnx.ModelProto:
+    """The converted model, with its record."""
+    source = template.plan.source
+    additions = _filled(template, numbers)
+    model = splice(source.proto, additions, template.outputs, template.functions)
+    _loosen_outputs(model, template)
+    attach(model, _record(template, additions, numbers, calibration, settings, budget))
     return model
 
 
-def _loosen_outputs(model: onnx.ModelProto, plan: Plan) -> None:
+def attach(model: onnx.ModelProto, record: Record) -> None:
+    """Put the record into a model, in place of the one that it may have."""
+    entries = [entry for entry in model.metadata_props if entry.key == METADATA_KEY]
+    entry = entries[0] if entries else model.metadata_props.add(key=METADATA_KEY)
+    entry.value = json.dumps(record.as_json(), sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def put_tensor(graph: onnx.GraphProto, name: str, array: np.ndarray) -> bool:
+    """Give an initializer another number, in the type that it has; False where there is none of the name."""
+    for tensor in graph.initializer:
+        if tensor.name == name:
+            kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(array, kind), name))
+            return True
+    return False
+
+
+def _filled(template: Template, numbers: Numbers) -> onnx.GraphProto:
+    """The additions with their numbers, and without what the file does not need."""
+    additions = onnx.GraphProto()
+    additions.CopyFrom(template.additions)
+    numbered = file_tensors(template, numbers)
+    for tensor in additions.initializer:
+        if tensor.name in numbered:
+            kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            tensor.CopyFrom(
+                onnx.numpy_helper.from_array(np.asarray(numbered[tensor.name], kind), tensor.name)
+            )
+    plain = {site.levelled: site.share for site, fit in at_sites(template, numbers.fits) if not fit.damping}
+    for node in additions.node:
+        for position, name in enumerate(node.input):
+            node.input[position] = plain.get(name, name)
+    prune(additions, {info.name for info in template.outputs})
+    return additions
+
+
+def _loosen_outputs(model: onnx.ModelProto, template: Template) -> None:
     """Take back a number of rows that outputs declare where inputs leave it open.
 
     Some files declare the one row that they were exported with. onnxruntime believes it of all that is
     computed from such an output, and would reuse buffers of that size.
     """
-    if not any(spec.shape and not isinstance(spec.shape[0], int) for spec in plan.source.inputs):
+    inputs = template.plan.source.inputs
+    if not any(spec.shape and not isinstance(spec.shape[0], int) for spec in inputs):
         return
     for output in model.graph.output:
         dims = output.type.tensor_type.shape.dim
@@ -40,66 +101,89 @@ def _loosen_outputs(model: onnx.ModelProto, plan: Plan) -> None:
             dims[0].ClearField("dim_value")
 
 
-def record(plan: Plan, calibration: Calibration, rewritten: Rewritten, settings: Settings) -> dict[str, Any]:
-    """What the file says about itself; see `provenance`."""
-    source = plan.source
-    return {
-        "version": __version__,
-        "source": {
-            "file": source.path.name if source.path else None,
-            "sha256": source.sha256,
-            "opset": source.opset,
-            "producer": source.proto.producer_name,
-        },
-        "settings": {**vars(settings)},
-        "data": {"rows": calibration.rows, "dropped": calibration.dropped},
-        "sites": [_site_record(fit) for fit in calibration.fits],
-        "outputs": {output: roles["var"] for output, roles in rewritten.roles.items()},
-        "heads": {
-            head.output: _head_record(source, head, rewritten.roles[head.output], settings)
-            for head in plan.heads
-        },
-        "cuts": [vars(entry) for entry in rewritten.cuts],
-    }
+# ------------------------------------------------------------------ the record
 
 
-def _site_record(fit: SiteFit) -> dict[str, Any]:
-    return {
-        "name": fit.site.name,
-        "query": fit.site.query,
-        "output": fit.site.output,
-        "activation": fit.site.activation,
-        "layout": fit.site.layout.value,
-        "rows": fit.rows,
-        "points": len(fit.index.points),
-        "width": fit.index.points.shape[1],
-        "k": fit.k,
-        "length_scale": fit.length_scale,
-        "scale": fit.scale,
-        "ceiling": fit.ceiling,
-        "jitter": fit.jitter,
-        "index": fit.index.kind,
-        "index_settings": fit.index.settings,
-        "recall": fit.index.recall,
-        "share_error": fit.share_error,
-        "storage": fit.storage.format,
-        "storage_error": fit.storage_error,
-        "share_quantiles": fit.share_quantiles,
+def _record(
+    template: Template,
+    additions: onnx.GraphProto,
+    numbers: Numbers,
+    calibration: Calibration,
+    settings: Settings,
+    budget: BudgetRecord | None,
+) -> Record:
+    """What the file says about itself."""
+    source = template.plan.source
+    operators = {
+        name: node.name
+        for node in additions.node
+        if node.domain == DOMAIN and node.op_type == CLASSES.name
+        for name in node.output
     }
+    return Record(
+        format=FORMAT,
+        version=__version__,
+        source=SourceRecord(
+            file=source.path.name if source.path else None,
+            sha256=source.sha256,
+            opset=source.opset,
+            producer=source.proto.producer_name,
+        ),
+        settings=dict(vars(settings)),
+        data=DataRecord(calibration.rows, calibration.dropped),
+        sites=tuple(_site_record(site, fit) for site, fit in at_sites(template, numbers.fits)),
+        heads={
+            head.output: _head_record(template, head, numbers, settings, operators)
+            for head in template.plan.heads
+        },
+        cuts=tuple(CutRecord(entry.node, entry.operator, entry.reason) for entry in template.cuts),
+        budget=budget,
+    )
+
+
+def _site_record(tensors: SiteTensors, fit: SiteFit) -> SiteRecord:
+    return SiteRecord(
+        name=fit.site.name,
+        query=fit.site.query,
+        output=fit.site.output,
+        activation=fit.site.activation,
+        layout=fit.site.layout.value,
+        operator=tensors.share,
+        share=tensors.share,
+        rows=fit.rows,
+        points=len(fit.index.points),
+        width=fit.index.points.shape[1],
+        k=fit.k,
+        length_scale=fit.length_scale,
+        scale=fit.scale,
+        ceiling=fit.ceiling,
+        jitter=fit.jitter,
+        index=fit.index.kind,
+        index_settings=fit.index.settings,
+        recall=fit.index.recall,
+        share_error=fit.share_error,
+        storage=fit.storage.format,
+        storage_error=fit.storage_error,
+        share_quantiles=fit.share_quantiles,
+    )
 
 
 def _head_record(
-    source: SourceModel, head: Head, roles: dict[str, str], settings: Settings
-) -> dict[str, Any]:
-    classes = {}
-    if "epistemic" in roles:
-        classes = {"bridge": settings.bridge, "points": points_record(source, head, settings)}
-    return {
-        "task": head.task.value,
-        "logits": head.logits,
-        "link": head.link,
-        "axis": head.axis,
-        "reason": head.reason,
-        "outputs": roles,
-        **classes,
-    }
+    template: Template, head: Head, numbers: Numbers, settings: Settings, operators: Mapping[str, str]
+) -> HeadRecord:
+    roles = template.roles[head.output]
+    classes = "epistemic" in roles
+    noise = numbers.noise.get(head.output)
+    return HeadRecord(
+        task=head.task.value,
+        logits=head.logits,
+        link=head.link,
+        axis=head.axis,
+        reason=head.reason + numbers.remarks.get(head.output, ""),
+        outputs=roles,
+        bridge=settings.bridge if classes else None,
+        points=points_record(template.plan.source, head, settings) if classes else None,
+        operator=operators.get(roles["entropy"]) if classes else None,
+        score=numbers.scores.get(head.output),
+        noise=None if noise is None else NoiseRecord(noise.rows, noise.nll, noise.constant_nll),
+    )

@@ -16,6 +16,7 @@ such fusions are known to round alike, and `verify` has the last word.
 from __future__ import annotations
 
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 
 import onnx
@@ -40,7 +41,7 @@ CHEAP = {
 
 def protect(source: SourceModel, additions: onnx.GraphProto) -> None:
     """Let the additions read no tensor that onnxruntime's optimiser would otherwise fuse away."""
-    left = _left_by_optimiser(source.proto)
+    left = _left_by_optimiser(source)
     if left is None:
         return
     again = _Again(source, left)
@@ -56,7 +57,7 @@ def protect(source: SourceModel, additions: onnx.GraphProto) -> None:
 class _Again:
     """Names to read in place of interior tensors, and the nodes that compute them again."""
 
-    def __init__(self, source: SourceModel, left: set[str]):
+    def __init__(self, source: SourceModel, left: frozenset[str]):
         self.nodes: list[onnx.NodeProto] = []
         self._left = left | {value.name for value in source.proto.graph.input}
         self._opset = source.opset
@@ -123,8 +124,10 @@ class _Again:
         return tensor is not None and is_float(tensor.dtype)
 
 
-def _left_by_optimiser(proto: onnx.ModelProto) -> set[str] | None:
+@lru_cache(maxsize=1)  # settings that keep a budget are looked for on one source
+def _left_by_optimiser(source: SourceModel) -> frozenset[str] | None:
     """Names of the tensors in the optimised source model; None if that cannot be found out."""
+    proto = source.proto
     if is_large(proto):
         return None
     with tempfile.TemporaryDirectory(prefix="gapa-onnx-") as folder:
@@ -137,4 +140,4 @@ def _left_by_optimiser(proto: onnx.ModelProto) -> set[str] | None:
             optimised = onnx.load(options.optimized_model_filepath)
         except Exception:  # some models cannot be saved; they are read as they are
             return None
-    return {name for node in optimised.graph.node for name in node.output}
+    return frozenset(name for node in optimised.graph.node for name in node.output)

@@ -1,17 +1,18 @@
-"""Step 4, rewrite: the variance subgraph that stands beside the source graph.
+"""Step 4, rewrite: the variance graph that stands beside the source graph, with its numbers left open.
 
 At each site, for the query z:
 
     s = GapaActivation(z, …)       share of the prior variance that the data leave unexplained
-    own variance                   τ c² s, with a ceiling (`calibrate`), by ordinary nodes that can be folded
+    own variance                   amplitude · s / (s + half-way), by ordinary nodes that can be folded
 
-and from there on whatever `propagation` says, down to one `<output>_var` per output, and what `answers`
-puts beside it.
+and from there on whatever `propagation` says, down to one `<output>_var` per output, and what `outputs` puts beside
+it. One walk makes one `Template`: τ, A and c² (as amplitude and half-way point of each site), thresholds and the
+weights of noise heads are named parameters, initializers whose numbers `settle` finds and `emit` fills in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +26,9 @@ from gapa_onnx.op.contract import CLASSES, DOMAIN, SCHEMAS
 from gapa_onnx.op.function import body
 from gapa_onnx.op.storage import emit_points
 from gapa_onnx.plan.analyse import Plan
-from gapa_onnx.plan.outputs import answer, declare
+from gapa_onnx.plan.heads.noise import NoiseTensors
+from gapa_onnx.plan.outputs import Answer, answer, declare, with_noise
+from gapa_onnx.plan.tasks import Head
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import RefusedNode, propagate
@@ -34,51 +37,96 @@ from gapa_onnx.variance.values import Scaled
 
 
 @dataclass(frozen=True)
-class Rewritten:
-    """What is added to the source model."""
+class SiteTensors:
+    """Names of what stands at one site."""
 
-    additions: onnx.GraphProto = field(repr=False)
+    output: str  #: tensor of the source that becomes uncertain; which site it is
+    queries: str  #: what the operator reads, (…, d)
+    share: str  #: what it answers, (…, 1)
+    levelled: str  #: s / (s + half-way)
+    half_way: str  #: parameter
+    amplitude: str  #: parameter
+
+
+@dataclass(frozen=True)
+class Template:
+    """What is added to the source model; `numbers` are its parameters' to fill in."""
+
+    plan: Plan = field(repr=False)
+    additions: onnx.GraphProto = field(repr=False)  #: nodes and initializers, also those of `spreads`
     outputs: tuple[onnx.ValueInfoProto, ...] = field(repr=False)
     functions: tuple[onnx.FunctionProto, ...] = field(repr=False)
-    roles: dict[str, dict[str, str]]  #: output -> role -> the output that plays it; see `answers`
+    sites: tuple[SiteTensors, ...]  #: those that are in the graph, in its order
+    roles: Mapping[str, Mapping[str, str]]  #: output -> role -> the output that plays it
+    spreads: Mapping[str, str]  #: output with a score -> its mean variance; not part of the file
+    thresholds: Mapping[str, str]  #: output with a score -> parameter
+    noise: Mapping[str, NoiseTensors]  #: output with targets -> parameters
     cuts: tuple[RefusedNode, ...]  #: nodes behind which outputs count as certain
 
 
-def rewrite(plan: Plan, calibration: Calibration, settings: Settings) -> Rewritten:
-    """Write the variance subgraph for a plan and its calibration."""
+def rewrite(
+    plan: Plan, calibration: Calibration, settings: Settings, targets: Collection[str] = ()
+) -> Template:
+    """Write the variance graph for a plan and its calibration; outputs with targets get a noise head."""
     fits = {fit.site.output: fit for fit in calibration.fits}
     source = plan.source
     tensors = source.graph.tensors()
     own: dict[str, Value] = {}
+    at_sites: dict[str, SiteTensors] = {}
 
     def birth(graph: VarianceGraph, site: Site) -> Value:
         query = graph.tensor(site.query, tensors[site.query].dtype or np.float32)
-        own[site.output] = own_variance(graph, fits[site.output], query)
+        own[site.output], at_sites[site.output] = own_variance(graph, fits[site.output], query)
         return own[site.output]
 
     result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
     graph = result.graph
+    answers: dict[str, Answer] = {}
+    wanted: list[Value] = []
+    infos: list[onnx.ValueInfoProto] = []
+    roles: dict[str, dict[str, str]] = {}
     heads = {head.output: head for head in plan.heads}
-    wanted, infos, roles = [], [], {}
     for output in source.proto.graph.output:
         if output.name not in heads:
             continue
         head = heads[output.name]
-        values = answer(source, graph, head, result.variances, plan.sites, own, settings)
-        roles[output.name] = {}
-        for role, value in values.items():
-            wanted.append(graph.output(value, f"{output.name}_{role}"))
-            infos.append(declare(output, head, role, wanted[-1]))
-            roles[output.name][role] = wanted[-1].name
-    additions = graph.to_proto(wanted)
+        found = answer(source, graph, head, result.variances, plan.sites, own, settings)
+        if output.name in targets:
+            last = _last_reaching(graph, at_sites, found.roles["var"])
+            hidden = graph.tensor(last.queries, np.dtype(np.float32))
+            found = with_noise(source, graph, head, found, last.output, hidden)
+        answers[output.name] = found
+        named = _named(graph, head, found)
+        wanted += named.values()
+        infos += (declare(output, head, role, value) for role, value in named.items())
+        roles[output.name] = {role: value.name for role, value in named.items()}
+    spreads = {output: found.spread for output, found in answers.items() if found.spread is not None}
+    additions = graph.to_proto([*wanted, *spreads.values()])
     protect(source, additions)
-    return Rewritten(
+    present = {name for node in additions.node for name in node.output}
+    return Template(
+        plan=plan,
         additions=additions,
         outputs=tuple(infos),
         functions=tuple(_functions(source.opset, calibration.fits, additions)),
+        sites=tuple(site for site in at_sites.values() if site.share in present),
         roles=roles,
+        spreads={output: spread.name for output, spread in spreads.items()},
+        thresholds={output: found.threshold for output, found in answers.items() if found.threshold},
+        noise={output: found.noise for output, found in answers.items() if found.noise},
         cuts=result.refused,
     )
+
+
+def _last_reaching(graph: VarianceGraph, sites: Mapping[str, SiteTensors], var: Value) -> SiteTensors:
+    """The site nearest to an output, of those that its variance comes from."""
+    needed = graph.names_behind(var)
+    return [site for site in sites.values() if site.share in needed][-1]
+
+
+def _named(graph: VarianceGraph, head: Head, found: Answer) -> dict[str, Value]:
+    """What an answer holds, under the names that outputs have."""
+    return {role: graph.output(value, f"{head.output}_{role}") for role, value in found.roles.items()}
 
 
 def _functions(
@@ -97,8 +145,8 @@ def _functions(
         yield classes_body(opset)
 
 
-def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
-    """c² τ s / (1 + b s) at one site, in the shape of the site's tensor; b is the fit's damping."""
+def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> tuple[Value, SiteTensors]:
+    """amplitude · s / (s + half-way) at one site, in the shape of the site's tensor; both numbers are left open."""
     site, prefix = fit.site, fit.site.prefix
     schema = SCHEMAS[fit.index.kind]
     parameters = {
@@ -122,15 +170,16 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
         # A call of a function lists all its outputs, also the one that nobody reads.
         names = (f"{prefix}/share", f"{prefix}/neighbours")
         share, _ = graph.emit(schema.name, query, *constants, domain=DOMAIN, names=names)
-        amplitude = fit.scale
-        if fit.damping > 0:  # τ s / (1 + b s) = τ/b · s / (s + 1/b)
-            amplitude = fit.scale / fit.damping
-            share = share / (share + graph.constant(np.float32(1 / fit.damping), f"{prefix}/half_way"))
-        prior_var = graph.constant(np.float32(amplitude) * fit.prior_var, f"{prefix}/prior_var")
-        scale = restore(graph, site, share)
+        half_way = graph.constant(np.float32(1), f"{prefix}/half_way")
+        amplitude = graph.constant(fit.prior_var, f"{prefix}/amplitude")
+        levelled = graph.emit("Div", share, share + half_way, names=[f"{prefix}/levelled"])
+        scale = restore(graph, site, levelled)
         if site.layout is Layout.POOLED:
             scale = graph.expand(scale, like=graph.slice(tensor, 1, 0, 1))  # one number for all positions
         axis = 1 if site.layout in (Layout.POSITIONS, Layout.POOLED) else -1
-        own = Scaled(scale, prior_var, axis, f"{prefix}/own_var")
+        own = Scaled(scale, amplitude, axis, f"{prefix}/own_var")
         # A flat map has features on several axes.
-        return own.tensor if site.layout is Layout.FLAT and site.rank > 2 else own
+        value = own.tensor if site.layout is Layout.FLAT and site.rank > 2 else own
+    return value, SiteTensors(
+        site.output, query.name, share.name, levelled.name, half_way.name, amplitude.name
+    )

@@ -22,7 +22,15 @@ import numpy as np
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import inducing, statistics
-from gapa_onnx.fit.collect import HELD_OUT_ROWS, Collected, Collector, InputSample, Progress, collect
+from gapa_onnx.fit.collect import (
+    HELD_OUT_ROWS,
+    Collected,
+    Collector,
+    InputSample,
+    Progress,
+    QueryReader,
+    collect,
+)
 from gapa_onnx.op.approximation import rounding_error, share_error
 from gapa_onnx.op.index import Index, build_index
 from gapa_onnx.op.neighbourhoods import choose
@@ -64,13 +72,12 @@ class SiteFit:
         """max(τ/A - 1, 0)"""
         return max(self.scale / self.ceiling - 1, 0.0)
 
-    def own_share(self, share: np.ndarray) -> np.ndarray:
-        """The own variance in units of c², for shares s."""
-        return self.scale * share / (1 + self.damping * share)
-
-    def share_for(self, own: np.ndarray) -> np.ndarray:
-        """The s that an own variance in units of c² belongs to."""
-        return own / (self.scale - self.damping * own)
+    def as_compared(self, queries: np.ndarray) -> np.ndarray:
+        """Queries (…, d) as they are compared with the inducing points: whitened, where the metric is."""
+        if self.whitening is None:
+            return queries
+        centre, directions = self.whitening
+        return (queries - centre) @ directions
 
     def leave_one_out(self, queries: np.ndarray) -> np.ndarray:
         """s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
@@ -99,6 +106,7 @@ class Calibration:
     batch_rows: int  #: rows that were fed at a time
     dropped: int  #: query rows left out for a NaN or an infinity, at the site where they were most
     description: str
+    reader: QueryReader = field(repr=False)  #: for rows that are looked at again
 
 
 def calibrate(
@@ -124,7 +132,9 @@ def fit(
         fits.append(_fit(collector, settings, collected))
     progress("fitting", 1.0)
     dropped = max(collector.dropped for collector in collected.collectors)
-    return Calibration(tuple(fits), collected.rows, collected.batch_rows, dropped, collected.description)
+    return Calibration(
+        tuple(fits), collected.rows, collected.batch_rows, dropped, collected.description, collected.reader
+    )
 
 
 def _fit(collector: Collector, settings: Settings, collected: Collected) -> SiteFit:

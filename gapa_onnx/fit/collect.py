@@ -44,6 +44,7 @@ class Collected:
     rows: int  #: batch rows read
     batch_rows: int  #: rows that were fed at a time
     description: str
+    reader: QueryReader = field(repr=False)  #: for rows that are looked at again
 
 
 def collect(
@@ -52,36 +53,53 @@ def collect(
     """The one pass over the data: the source model runs, and what the fit needs of its activations is kept."""
     collectors = tuple(Collector(site, settings, len(plan.sites)) for site in plan.sites)
     inputs = InputSample(settings.seed) if settings.length_scale == "input" else None
-    rows, batch_rows = _stream(plan, data, collectors, inputs, progress)
+    reader = _query_reader(plan.source, plan.sites)
+    rows, batch_rows = _stream(reader, data, collectors, inputs, progress)
     classes = any(head.task not in (Task.REGRESSION, Task.NONE) for head in plan.heads)
-    return Collected(collectors, inputs, classes, rows, batch_rows, data.description)
+    return Collected(collectors, inputs, classes, rows, batch_rows, data.description, reader)
 
 
 def _stream(
-    plan: Plan,
+    reader: QueryReader,
     data: DataSource,
     collectors: Sequence[Collector],
     inputs: InputSample | None,
     progress: Progress,
 ) -> tuple[int, int]:
-    session, queries, maps = _exposing_session(plan.source, plan.sites)
-    rows, batch_rows = 0, _batch_rows(session, data)
+    rows, batch_rows = 0, _batch_rows(reader.session, data)
     for batch in data.batches(batch_rows):
+        answers = reader.read(batch)
+        rows += row_count(batch)
+        for query, collector in zip(reader.names, collectors):
+            collector.add(answers[query], answers.get(collector.site.query))
+        if inputs is not None:
+            inputs.add(batch)
+        progress("reading calibration data", rows / data.rows if data.rows else 0.0)
+    return rows, batch_rows
+
+
+@dataclass(frozen=True)
+class QueryReader:
+    """The source model with the queries of every site as outputs."""
+
+    session: InferenceSession = field(repr=False)
+    names: tuple[str, ...]  #: the queries of each site
+    maps: tuple[str, ...]  #: what pooled and flattened queries are made of
+
+    def read(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Queries and maps of a batch, by name."""
+        wanted = [*self.names, *self.maps]
         try:
-            answers = session.run([*queries, *maps], batch)
+            return dict(zip(wanted, self.session.run(wanted, batch)))
         except Exception as error:  # onnxruntime has no common base class for its errors
             raise UserError(
                 f"the model failed on the calibration data: {first_line(error)}",
                 "check the shape and range of the data",
             ) from error
-        rows += row_count(batch)
-        tensors = dict(zip([*queries, *maps], answers))
-        for query, collector in zip(queries, collectors):
-            collector.add(tensors[query], tensors.get(collector.site.query))
-        if inputs is not None:
-            inputs.add(batch)
-        progress("reading calibration data", rows / data.rows if data.rows else 0.0)
-    return rows, batch_rows
+
+    def queries(self, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """The queries (…, d) of each site for a batch that has been read before."""
+        return list(self.session.run(list(self.names), batch))
 
 
 def _batch_rows(session: InferenceSession, data: DataSource) -> int:
@@ -99,9 +117,7 @@ def _batch_rows(session: InferenceSession, data: DataSource) -> int:
     return rows
 
 
-def _exposing_session(
-    source: SourceModel, sites: Sequence[Site]
-) -> tuple[InferenceSession, list[str], list[str]]:
+def _query_reader(source: SourceModel, sites: Sequence[Site]) -> QueryReader:
     """The source model with the queries of each site as outputs, and the maps that are pooled or flattened."""
     graph = reading_graph(source)
     tensors = source.graph.tensors()
@@ -115,7 +131,8 @@ def _exposing_session(
     existing = {value.name for value in source.proto.graph.output}
     new = [name for name in dict.fromkeys([*names, *maps]) if name not in existing]
     outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in new]
-    return open_session(splice(source.proto, graph.to_proto(queries), outputs), source.label), names, maps
+    session = open_session(splice(source.proto, graph.to_proto(queries), outputs), source.label)
+    return QueryReader(session, tuple(names), tuple(maps))
 
 
 class Collector:

@@ -36,11 +36,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gapa_onnx import record as provenance
 from gapa_onnx.data import ImageOptions, InputSpec, open_data
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure import profiling
 from gapa_onnx.model.load import SourceModel, load, read_proto
+from gapa_onnx.record import require
 from gapa_onnx.sessions.inference import answers, row_count
 
 TOLERATED = 0.03  # by which the source may differ from itself
@@ -221,15 +221,11 @@ def require_pair(source: SourceModel, converted: str | os.PathLike | onnx.ModelP
     """The converted model, if it was made from this source: a ratio to some other model would mislead."""
     label = "the second model" if isinstance(converted, onnx.ModelProto) else os.fspath(converted)
     proto = converted if isinstance(converted, onnx.ModelProto) else read_proto(Path(converted))
-    record = provenance.read(proto)
-    if record is None:
-        raise UserError(
-            f"{label} was not written by gapa-onnx", "give the source first, then the converted file"
-        )
-    if record["source"]["sha256"] != source.sha256:
+    record = require(proto, label)
+    if record.source.sha256 != source.sha256:
         raise UserError(
             f"{label} was not converted from {source.label}: sha256 differs",
-            f"give the file that it was made from ({record['source']['file'] or 'a model in memory'})",
+            f"give the file that it was made from ({record.source.file or 'a model in memory'})",
         )
     return proto
 

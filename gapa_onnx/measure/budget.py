@@ -11,17 +11,18 @@ first within the budget is taken, and what it gave up is told against the first 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from gapa_onnx.data import DataSource
 from gapa_onnx.emit.emit import emit
+from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration, fit
 from gapa_onnx.fit.collect import collect
 from gapa_onnx.measure.bench import Refusal, measure
 from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
+from gapa_onnx.record import BudgetRecord, TrialRecord
 from gapa_onnx.settings import CACHED_INDEXES, LEAST_POINTS, Settings
 
 POINTS = (4000, 2500, 1500, 1000, 500, 250, 125, 64)
@@ -32,28 +33,13 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Settings that were tried, what they cost, and what they leave unexplained."""
-
-    sites: str
-    solver: str
-    m: int
-    k: int
-    ratio: float  #: time of the converted model over the source's
-    control: float  #: the source against itself in the same run
-    share_median: float  #: of left-out calibration rows, the mean over the sites
-    share_high: float  #: the same at the 0.95 quantile
-    recall: float  #: the smallest of any site
-
-
-@dataclass(frozen=True)
 class Choice:
-    """The settings to use and what was found with them; the last of all trials is theirs."""
+    """The settings to use and what was found with them; the last trial of the record is theirs."""
 
     settings: Settings
     plan: Plan
     calibration: Calibration
-    trials: tuple[Trial, ...]
+    record: BudgetRecord
 
 
 def within_budget(
@@ -65,7 +51,7 @@ def within_budget(
             f"--budget is {budget:g}; a converted model does all that its source does and more",
             "give a number above 1, such as 1.5",
         )
-    trials: list[Trial] = []
+    trials: list[TrialRecord] = []
     tried, collected = plan, None
     sites = settings.sites
     # The last site alone might leave one of several outputs without a variance.
@@ -76,7 +62,8 @@ def within_budget(
             require_convertible(tried, candidate)
         collected = collected or collect(tried, data, candidate, progress)
         calibration = fit(collected, candidate, progress)
-        model = emit(tried, calibration, rewrite(tried, calibration, candidate), candidate)
+        template = rewrite(tried, calibration, candidate)
+        model = emit(template, Numbers(calibration.fits), calibration, candidate)
         progress("measuring the cost", 0.0)
         batch = min(LARGEST_BATCH, calibration.batch_rows)
         found = measure(plan.source, model, batch=batch, data=next(data.batches(batch)), parts=False)
@@ -85,7 +72,7 @@ def within_budget(
         trials.append(_trial(candidate, calibration, found.ratio, found.control))
         progress("measuring the cost", 1.0)
         if found.ratio <= budget:
-            return Choice(candidate, tried, calibration, tuple(trials))
+            return Choice(candidate, tried, calibration, BudgetRecord(budget, tuple(trials)))
     cheapest = min(trials, key=lambda trial: trial.ratio)
     raise UserError(
         f"no settings stay within a budget of {budget:g}: the cheapest, --m {cheapest.m} --k {cheapest.k}, cost "
@@ -127,14 +114,14 @@ def _fewer_points(settings: Settings, least: int) -> Iterator[Settings]:
             yield replace(settings, m=m, inducing="kmeans" if everything else settings.inducing)
 
 
-def _trial(settings: Settings, calibration: Calibration, ratio: float, control: float) -> Trial:
+def _trial(settings: Settings, calibration: Calibration, ratio: float, control: float) -> TrialRecord:
     fits = calibration.fits
 
     def share(level: str) -> float:
         return sum(fit.share_quantiles[level] for fit in fits) / len(fits)
 
     recalls = [fit.index.recall for fit in fits if fit.index.recall is not None]
-    return Trial(
+    return TrialRecord(
         sites=settings.sites,
         solver=settings.solver,
         m=max(len(fit.index.points) for fit in fits),
@@ -145,8 +132,3 @@ def _trial(settings: Settings, calibration: Calibration, ratio: float, control: 
         share_high=share("0.95"),
         recall=min(recalls, default=1.0),
     )
-
-
-def budget_record(budget: float, choice: Choice) -> dict[str, Any]:
-    """What a file says about how its settings were chosen."""
-    return {"budget": budget, "trials": [asdict(trial) for trial in choice.trials]}

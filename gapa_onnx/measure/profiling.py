@@ -24,9 +24,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gapa_onnx import record as provenance
 from gapa_onnx.model.protos import duplicate
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
+from gapa_onnx.record import read
 from gapa_onnx.sessions.inference import answers
 from gapa_onnx.sessions.runtime import open_session, register, session_options
 
@@ -80,11 +80,11 @@ def node_groups(source: onnx.ModelProto, converted: onnx.ModelProto) -> dict[str
     """The part that each added node belongs to, by name; nodes of the source are not in it."""
     own = {name for node in source.graph.node for name in node.output}
     added = [node for node in converted.graph.node if not set(node.output) & own]
-    record = provenance.read(converted) or {}
+    record = read(converted)
     needed = {
         name
-        for head in record.get("heads", {}).values()
-        for role, name in head["outputs"].items()
+        for head in (record.heads.values() if record else ())
+        for role, name in head.outputs.items()
         if role in ("var", "cov")
     }
     groups = {}

@@ -25,9 +25,9 @@ OPSET_WHERE_NONE = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SourceModel:
-    """A model as it was given, with a view of its graph that knows types and shapes."""
+    """A model as it was given, with a view of its graph that knows types and shapes; the same only as itself."""
 
     given: onnx.ModelProto = field(repr=False)  #: as it came; what the converted file is held against
     proto: onnx.ModelProto = field(repr=False)  #: with the model's own functions inlined, else the same

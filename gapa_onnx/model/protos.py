@@ -20,14 +20,17 @@ def is_large(model: onnx.ModelProto) -> bool:
 
 
 def duplicate(
-    model: onnx.ModelProto, weight: Callable[[onnx.TensorProto], onnx.TensorProto] = lambda tensor: tensor
+    model: onnx.ModelProto,
+    weight: Callable[[onnx.TensorProto], onnx.TensorProto | None] = lambda tensor: tensor,
 ) -> onnx.ModelProto:
-    """A copy, made part by part; `weight` may put something else in place of an initializer."""
+    """A copy, made part by part; `weight` may put something else, or nothing, in place of an initializer."""
     copy = onnx.ModelProto()
     _copy_fields(model, copy, leave="graph")
     _copy_fields(model.graph, copy.graph, leave="initializer")
     for tensor in model.graph.initializer:
-        copy.graph.initializer.append(weight(tensor))
+        kept = weight(tensor)
+        if kept is not None:
+            copy.graph.initializer.append(kept)
     return copy
 
 

@@ -49,8 +49,6 @@ def extract(
     model: onnx.ModelProto, outputs: Iterable[str], given: Iterable[onnx.ValueInfoProto] = ()
 ) -> onnx.ModelProto:
     """The part of a model that computes some of its tensors; those that are `given` become inputs."""
-    part = duplicate(model)
-    graph = part.graph
     given = list(given)
     known = {value.name for value in given}
     needed, nodes = set(outputs), []
@@ -58,11 +56,32 @@ def extract(
         if any(name in needed and name not in known for name in node.output):
             nodes.append(node)
             needed.update(_reads(node))
+    weights = needed - known
+    part = duplicate(model, lambda weight: weight if weight.name in weights else None)
+    graph = part.graph
     del graph.node[:], graph.output[:], graph.value_info[:]
     graph.node.extend(reversed(nodes))
     graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in outputs)
     graph.input.extend(given)
     return part
+
+
+def prune(graph: onnx.GraphProto, wanted: Iterable[str]) -> None:
+    """Take out the nodes and initializers that the wanted tensors do not need."""
+    needed, nodes = set(wanted), []
+    for node in reversed(graph.node):
+        if not needed.isdisjoint(node.output):
+            nodes.append(node)
+            needed.update(name for name in _reads(node) if name)
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(nodes)]
+    initializers = [tensor for tensor in graph.initializer if tensor.name in needed]
+    if len(kept) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(kept)
+    if len(initializers) < len(graph.initializer):
+        initializers = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in initializers]
+        del graph.initializer[:]
+        graph.initializer.extend(initializers)
 
 
 def _interleave(graph: onnx.GraphProto, additions: onnx.GraphProto) -> None:

@@ -6,12 +6,13 @@ cov                               y_cov         --covariance full
 probs, tokens                     y_probs …     classes
 entropy, aleatoric, epistemic     y_entropy …   classes; the first is the sum of the others
 score, ood                        y_score …     how strange an input is, and whether beyond the threshold
-aleatoric_var, total_var          y_total_var … regression with a noise head (`noise`)
+aleatoric_var, total_var          y_total_var … regression with a noise head (`heads.noise`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -19,7 +20,9 @@ import onnx
 from gapa_onnx.model.dtypes import variance_dtype
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points
+from gapa_onnx.plan.heads.noise import NoiseTensors, emit_noise
 from gapa_onnx.plan.tasks import Head, Task
+from gapa_onnx.record import PointsRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.covariance import cholesky, output_covariance
 from gapa_onnx.variance.graph import Value, VarianceGraph
@@ -28,9 +31,14 @@ from gapa_onnx.variance.sites import Site
 CLASS_TASKS = (Task.CLASSIFICATION, Task.MULTILABEL, Task.SEGMENTATION, Task.TOKENS)
 
 
-def threshold_name(output: str) -> str:
-    """The initializer that the score of an output is compared with."""
-    return f"{output}/score/threshold"
+@dataclass(frozen=True)
+class Answer:
+    """All that stands beside one output, as graph values, and the names of its parameters."""
+
+    roles: dict[str, Value]  #: what becomes an output, by role
+    spread: Value | None  #: mean variance, which sites are weighed by; None where there is no score
+    threshold: str | None  #: the initializer that the score is compared with
+    noise: NoiseTensors | None = None  #: of the noise head
 
 
 def answer(
@@ -41,8 +49,8 @@ def answer(
     sites: Sequence[Site],
     own: Mapping[str, Value],
     settings: Settings,
-) -> dict[str, Value]:
-    """Emit all that stands beside one output; by role.
+) -> Answer:
+    """Emit all that stands beside one output.
 
     `variances` are those of all tensors, `own` those that are born at each site, by its output.
     """
@@ -56,14 +64,31 @@ def answer(
         if _sees_covariance(head, settings):
             factor = cholesky(graph, covariance, f"{head.output}/factor")
     if head.task in CLASS_TASKS:
-        roles |= _classes(source, graph, head, logits_var, factor, settings)
+        classes, spread = _classes(source, graph, head, logits_var, factor, settings)
+        roles |= classes
     else:
-        score = _mean_variance(graph, head, roles["var"])
-        if score is not None:
-            roles["score"] = score
+        spread = _mean_variance(graph, head, roles["var"])
+        if spread is not None:
+            roles["score"] = spread
+    threshold = None
     if "score" in roles:
-        roles["ood"] = _beyond_threshold(graph, head, roles["score"])
-    return roles
+        roles["ood"], threshold = _beyond_threshold(graph, head, roles["score"])
+    return Answer(roles, spread, threshold)
+
+
+def with_noise(
+    source: SourceModel, graph: VarianceGraph, head: Head, answer: Answer, site: str, hidden: Value
+) -> Answer:
+    """The answer with the aleatoric and the total variance, by a noise head that reads the queries of a site."""
+    output = source.graph.tensors()[head.output]
+    mean, epistemic = graph.tensor(output.name, output.dtype or np.float32), answer.roles["var"]
+    aleatoric, tensors = emit_noise(graph, site, hidden, mean, f"{head.output}/noise")
+    aleatoric = graph.cast(aleatoric, epistemic.dtype)
+    with graph.scope(f"{head.output}/total_var"):
+        total = epistemic + aleatoric
+    return replace(
+        answer, roles={**answer.roles, "aleatoric_var": aleatoric, "total_var": total}, noise=tensors
+    )
 
 
 def rehearse(
@@ -81,7 +106,7 @@ def _classes(
     var: Value,
     factor: Value | None,
     settings: Settings,
-) -> dict[str, Value]:
+) -> tuple[dict[str, Value], Value]:
     tensors = source.graph.tensors()
     output, logits = tensors[head.output], tensors[head.logits]
     mean = graph.cast(graph.tensor(logits.name, logits.dtype or np.float32), variance_dtype(logits.dtype))
@@ -97,7 +122,7 @@ def _classes(
     )
 
 
-def points_record(source: SourceModel, head: Head, settings: Settings) -> dict[str, str | int]:
+def points_record(source: SourceModel, head: Head, settings: Settings) -> PointsRecord:
     """The points that uncertainty is split at, as a file says it."""
     correlated = _sees_covariance(head, settings)
     return head_points(head, _options(settings), _class_count(source, head), correlated=correlated).record
@@ -128,11 +153,11 @@ def _mean_variance(graph: VarianceGraph, head: Head, var: Value) -> Value | None
         return graph.reduce("ReduceMean", var, list(range(1, head.rank)), keepdims=False)
 
 
-def _beyond_threshold(graph: VarianceGraph, head: Head, score: Value) -> Value:
-    """not (score < threshold): true for a NaN, which is nothing to rely on. The threshold comes later."""
+def _beyond_threshold(graph: VarianceGraph, head: Head, score: Value) -> tuple[Value, str]:
+    """not (score < threshold): true for a NaN, which is nothing to rely on. The threshold is left open."""
     with graph.scope(f"{head.output}/ood"):
-        threshold = graph.constant(np.asarray(np.inf, score.dtype), threshold_name(head.output))
-        return graph.emit("Not", graph.emit("Less", score, threshold, dtype=np.bool_))
+        threshold = graph.constant(np.asarray(np.inf, score.dtype), f"{head.output}/score/threshold")
+        return graph.emit("Not", graph.emit("Less", score, threshold, dtype=np.bool_)), threshold.name
 
 
 def declare(output: onnx.ValueInfoProto, head: Head, role: str, value: Value) -> onnx.ValueInfoProto:

@@ -5,11 +5,9 @@ What onnxruntime throws at a broken file or unfit data is the user's to fix, and
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,7 +15,7 @@ import onnxruntime as ort
 
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
-from gapa_onnx.record import METADATA_KEY
+from gapa_onnx.record import METADATA_KEY, Record, parse
 from gapa_onnx.sessions.runtime import first_line, session, session_options
 
 
@@ -62,10 +60,10 @@ def answers(
         ) from error
 
 
-def provenance_of(opened: ort.InferenceSession) -> dict[str, Any] | None:
+def record_of(opened: ort.InferenceSession) -> Record | None:
     """The record of a converted file, None for any other model."""
-    record = opened.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
-    return json.loads(record) if record else None
+    text = opened.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+    return parse(text) if text else None
 
 
 def row_count(batch: Mapping[str, np.ndarray]) -> int:

@@ -19,12 +19,11 @@ makes more of it: there the noise is equally good, but not the same in every dig
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.variance.graph import Value, VarianceGraph
+from gapa_onnx.plan.heads.noise import FLOOR, Layer, NoiseHead, softplus
 
 # Chosen among about twenty settings by test likelihood on UCI sets: two narrow layers did a little better
 # than one wide one, five folds better than a single split on four sets of five, tanh better than relu on
@@ -43,30 +42,9 @@ MOST_FEATURES = 128  # wider representations are first projected to so many dire
 SKETCH_ROWS = 2048  # that show which directions those are
 BLOCK_ROWS = 8192
 ONE_THREAD = 1 << 18  # multiplications up to which OpenBLAS computes a product in one thread
-FLOOR = 1e-6  # of softplus(s), in units of the mean squared residual
 CONSTANTS = np.geomspace(1e-4, 10, 26)  # where the best constant is looked for, in the same units
 
-Layer = tuple[np.ndarray, np.ndarray]
 Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True)
-class NoiseHead:
-    """A trained noise head, see the module."""
-
-    weights: tuple[Layer, ...] = field(repr=False)  #: W (in, out) and b (out,), float32; tanh between them
-    scale: np.ndarray  #: (targets,)
-    nll: float  #: mean over rows and targets, each row by a network that has not learnt from it
-    constant_nll: float  #: the same of the best constant noise
-    rows: int  #: that it was fitted to
-
-    def __call__(self, hidden: np.ndarray) -> np.ndarray:
-        """Aleatoric variances (n, targets) of hidden representations (n, d)."""
-        x = np.asarray(hidden, np.float32)
-        for weight, bias in self.weights[:-1]:
-            x = np.tanh(x @ weight + bias)
-        weight, bias = self.weights[-1]
-        return self.scale.astype(np.float32) * (_softplus(x @ weight + bias) + np.float32(FLOOR))
 
 
 def fit_noise(
@@ -118,27 +96,6 @@ def fit_noise(
         constant_nll=float(unit + np.mean(_loss(start, squared, epistemic))),
         rows=len(features),
     )
-
-
-def emit_noise(graph: VarianceGraph, head: NoiseHead, hidden: Value, like: Value, prefix: str) -> Value:
-    """The aleatoric variance as nodes: from h (N, d), in the shape and type of `like`, (N, t) or (N,).
-
-    Computed in float32 whatever the model's type; valid in every opset from 7 on.
-    """
-    with graph.scope(prefix):
-        x = graph.cast(hidden, np.float32)
-    for k, (weight, bias) in enumerate(head.weights, start=1):
-        if k > 1:
-            x = graph.emit("Tanh", x, names=[f"{prefix}/tanh_{k - 1}"])
-        weight = graph.constant(weight, f"{prefix}/weight_{k}")
-        bias = graph.constant(bias, f"{prefix}/bias_{k}")
-        x = graph.emit("MatMul", x, weight, names=[f"{prefix}/product_{k}"])
-        x = graph.emit("Add", x, bias, names=[f"{prefix}/linear_{k}"])
-    scale = graph.constant(head.scale.astype(np.float32), f"{prefix}/scale")
-    x = graph.emit("Softplus", x, names=[f"{prefix}/softplus"])
-    with graph.scope(prefix):
-        var = scale * (x + FLOOR)
-        return graph.cast(graph.emit("Reshape", var, graph.shape(like)), like.dtype)
 
 
 # ------------------------------------------------------------------------------- rows
@@ -251,13 +208,9 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 # --------------------------------------------------------------------------- the loss
 
 
-def _softplus(s: np.ndarray) -> np.ndarray:
-    return np.logaddexp(s, s.dtype.type(0))
-
-
 def _loss(s: np.ndarray, squared: np.ndarray, epistemic: np.ndarray) -> np.ndarray:
     """½ (r²/σ² + log σ²) of each row, in units of the mean squared residual, without ½ log 2π."""
-    var = epistemic + _softplus(s) + FLOOR
+    var = epistemic + softplus(s) + FLOOR
     return 0.5 * (squared / var + np.log(var))
 
 
@@ -311,7 +264,7 @@ def _gradients(
     """Derivatives of the mean loss by the parameters, for rows (…, b, d)."""
     values = _forward(parameters, rows)
     s = values.pop()
-    var = epistemic + _softplus(s) + FLOOR
+    var = epistemic + softplus(s) + FLOOR
     by_output = 0.5 * (1 - squared / var) / var / (1 + np.exp(-s)) / (s.shape[-2] * s.shape[-1])
     gradients: list[np.ndarray] = []
     for k in range(len(parameters) - 2, -1, -2):
@@ -402,10 +355,13 @@ def _merge(
     """One network that reads h and gives start + kept · (mean of all s - start).
 
     The first layers stand side by side, the second ones as blocks on a diagonal; where nothing is kept
-    of any target, a single layer of zeros gives the constant.
+    of any target, layers of one unit and zeros give the constant.
     """
     if not kept.any():
-        return ((np.zeros((len(centre), len(start)), np.float32), start.astype(np.float32)),)
+        widths = (len(centre), 1, 1, len(start))
+        zeros = [np.zeros(shape, np.float32) for shape in zip(widths, widths[1:])]
+        biases = [np.zeros(1, np.float32), np.zeros(1, np.float32), start.astype(np.float32)]
+        return tuple(zip(zeros, biases))
     w1, b1, w2, b2, w3, b3 = (array.astype(np.float64) for array in networks)
     count, units = len(w1), w1.shape[2]
     first = _product(projection, np.concatenate(list(w1), axis=1))  # (d, folds · units)

@@ -12,59 +12,61 @@ of strange inputs stay wide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import onnx
 
-from gapa_onnx import record as provenance
-from gapa_onnx.data import DataSource
-from gapa_onnx.fit.calibrate import Calibration
-from gapa_onnx.plan.targets import known_rows, require_rows
-from gapa_onnx.settings import Settings
-from gapa_onnx.settle.left_out import left_out_by_scale
+from gapa_onnx.emit.numbers import Numbers
+from gapa_onnx.emit.rewrite import Template
+from gapa_onnx.fit.calibrate import SiteFit
+from gapa_onnx.settle.left_out import LeftOutSample, Purpose
 from gapa_onnx.settle.noise import best_constant
+from gapa_onnx.settle.tail import Tail
+
+Progress = Callable[[str, float], None]
 
 FACTORS = 10.0 ** np.arange(-6, 1.25, 0.25)  # candidates for κ
 TOLERANCE = 0.001  # nats a row and output
 
 
 def scaled_by_targets(
-    model: onnx.ModelProto,
-    calibration: Calibration,
-    data: DataSource,
+    template: Template,
+    sample: LeftOutSample,
+    numbers: Numbers,
+    tail: Tail,
     targets: Mapping[str, np.ndarray],
-    settings: Settings,
-    progress: Callable[[str, float], None] = lambda text, done: None,
-) -> Calibration:
-    """The calibration with the same κ in τ of every site, chosen by all targets together."""
-    losses = []
-    for output, values in targets.items():
-        require_rows(values, calibration.rows)
-        variance = provenance.read(model)["heads"][output]["outputs"]["var"]
-        residuals, variances = [], []
-        for positions, answers in left_out_by_scale(
-            model,
-            calibration,
-            data,
-            [output, variance],
-            FACTORS,
-            among=known_rows(values),
-            seed=settings.seed,
-            progress=progress,
-        ):
-            mean = answers[0][output]
-            true = values[positions].reshape(mean.shape).astype(np.float64)
-            residuals.append((true - mean).reshape(len(positions), -1))
-            variances.append([answer[variance].reshape(len(positions), -1) for answer in answers])
-        losses.append(row_losses(np.concatenate(residuals), np.concatenate(variances, axis=1)))
+    progress: Progress = lambda text, done: None,
+) -> Numbers:
+    """The numbers with the same κ in τ of every site, chosen by all targets together."""
+    candidates = [times(numbers.fits, factor) for factor in FACTORS]
+    residuals: dict[str, list[np.ndarray]] = {output: [] for output in targets}
+    variances: dict[str, list[list[np.ndarray]]] = {output: [] for output in targets}
+    total, done = sample.rows(Purpose.SCALING), 0
+    for batch in sample.batches(Purpose.SCALING):
+        answers = [tail(batch, fits) for fits in candidates]
+        rows = len(batch.positions)
+        for output, values in targets.items():
+            mean, var = answers[0][output], template.roles[output]["var"]
+            true = values[batch.positions].reshape(mean.shape).astype(np.float64)
+            residuals[output].append((true - mean).reshape(rows, -1))
+            variances[output].append([answer[var].reshape(rows, -1) for answer in answers])
+        done += rows
+        progress("scaling by the targets", done / total)
+    losses = [
+        row_losses(np.concatenate(residuals[output]), np.concatenate(variances[output], axis=1))
+        for output in targets
+        if residuals[output]
+    ]
     losses = [loss for loss in losses if loss.size]
     if not losses:
-        return calibration
-    factor = largest_factor(losses)
-    fits = tuple(replace(fit, scale=float(np.float32(fit.scale * factor))) for fit in calibration.fits)
-    return replace(calibration, fits=fits)
+        return numbers
+    return replace(numbers, fits=times(numbers.fits, largest_factor(losses)))
+
+
+def times(fits: Sequence[SiteFit], factor: float) -> tuple[SiteFit, ...]:
+    """The fits with so many times their τ, and the same ceiling."""
+    return tuple(replace(fit, scale=float(np.float32(fit.scale * factor))) for fit in fits)
 
 
 def row_losses(residuals: np.ndarray, variances: np.ndarray) -> np.ndarray:

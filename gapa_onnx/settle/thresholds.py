@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
-from gapa_onnx import record as provenance
 from gapa_onnx.data import ImageOptions, open_data
+from gapa_onnx.emit.emit import attach, put_tensor
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import read_proto
 from gapa_onnx.model.writing import save
-from gapa_onnx.plan.outputs import threshold_name
+from gapa_onnx.record import Record, ScoreRecord, require
 from gapa_onnx.sessions.inference import input_specs, open_model, row_count
 from gapa_onnx.settings import require_quantile
-from gapa_onnx.settle.left_out import ScoreSample, threshold_at
+from gapa_onnx.settle.scores import ScoreSample, threshold_at
 
 ROWS_BEYOND = 10  # fewer rows beyond a quantile say little about where it is
 
@@ -48,7 +47,7 @@ class Threshold:
 
 def thresholds(path: str | os.PathLike) -> tuple[Threshold, ...]:
     """The thresholds that a converted file has, one per output with a score."""
-    return _listed(_record(read_proto(Path(path)), Path(path)))
+    return _listed(require(read_proto(Path(path)), str(path)))
 
 
 def set_threshold(
@@ -73,8 +72,8 @@ def set_threshold(
     """
     path = Path(path)
     model = read_proto(path)
-    record = _record(model, path)
-    chosen = _outputs(record, output)
+    record = require(model, str(path))
+    scores = _scores(record, output)
     if (quantile is None) == (value is None) and data is None:
         raise UserError("give a quantile or a value for the threshold", "for example --quantile 0.99")
     if quantile is not None:
@@ -82,75 +81,65 @@ def set_threshold(
     if value is not None and not np.isfinite(value):
         raise UserError(f"the threshold {value} is not a finite number", "give a number, or a quantile")
     if data is not None:
-        _take_quantiles(path, record, chosen, data, images)
-    for name in chosen:
-        score = record["heads"][name]["score"]
-        level = quantile if quantile is not None or value is not None else score["quantile"]
-        new = value if value is not None else threshold_at(score["quantiles"], level)
-        put_threshold(model, record, name, None if value is not None else level, new)
-    provenance.write(model, record)
+        scores = _on_data(path, record, scores, data, images)
+    for name, score in scores.items():
+        level = quantile if quantile is not None or value is not None else score.quantile
+        if value is None and level is None:
+            raise UserError(
+                f"the threshold of {name!r} was given as a number, so there is no quantile to take again",
+                "give --quantile too",
+            )
+        new = value if value is not None else threshold_at(score.quantiles, level or 0.0)
+        scores[name] = replace(score, quantile=None if value is not None else level, threshold=float(new))
+        if not put_tensor(model.graph, score.tensor, np.asarray(new)):
+            raise UserError(
+                f"the file has no threshold for output {name!r}", "convert the source model again"
+            )
+    heads = {
+        name: replace(head, score=scores[name]) if name in scores else head
+        for name, head in record.heads.items()
+    }
+    record = replace(record, heads=heads)
+    attach(model, record)
     save(model, Path(out) if out is not None else path)
     return _listed(record)
 
 
-def put_threshold(
-    model: onnx.ModelProto, record: dict[str, Any], output: str, quantile: float | None, threshold: float
-) -> None:
-    """Write a threshold into the model's initializer and into its record (which is not written here)."""
-    name = threshold_name(output)
-    for tensor in model.graph.initializer:
-        if tensor.name == name:
-            kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(threshold, kind), name))
-            break
-    else:
-        raise UserError(f"the file has no threshold for output {output!r}", "convert the source model again")
-    record["heads"][output]["score"] |= {"quantile": quantile, "threshold": float(threshold)}
-
-
-def _record(model: onnx.ModelProto, path: Path) -> dict[str, Any]:
-    record = provenance.read(model)
-    if record is None:
-        raise UserError(f"{path} was not written by gapa-onnx", "give a converted file")
-    return record
-
-
-def _outputs(record: dict[str, Any], output: str | None) -> list[str]:
-    known = [name for name, head in record["heads"].items() if "score" in head]
+def _scores(record: Record, output: str | None) -> dict[str, ScoreRecord]:
+    """The scores of a file by output: all of them, or that of the one asked for."""
+    known = {name: head.score for name, head in record.heads.items() if head.score is not None}
     if not known:
         raise UserError("no output of this file has a score", "convert the source model again with --task")
     if output is not None and output not in known:
         raise UserError(f"output {output!r} has no score", f"choose one of {', '.join(known)}")
-    return known if output is None else [output]
+    return known if output is None else {output: known[output]}
 
 
-def _listed(record: dict[str, Any]) -> tuple[Threshold, ...]:
-    scores = {name: record["heads"][name]["score"] for name in _outputs(record, None)}
+def _listed(record: Record) -> tuple[Threshold, ...]:
     return tuple(
-        Threshold(name, s["kind"], s["quantile"], s["threshold"], s["rows"], s["from"], s["quantiles"])
-        for name, s in scores.items()
+        Threshold(name, s.kind, s.quantile, s.threshold, s.rows, s.source, s.quantiles)
+        for name, s in _scores(record, None).items()
     )
 
 
-def _take_quantiles(
-    path: Path, record: dict[str, Any], outputs: list[str], data: Any, images: ImageOptions
-) -> None:
-    """Quantiles of held-out data in place of those of the calibration."""
+def _on_data(
+    path: Path, record: Record, scores: Mapping[str, ScoreRecord], data: Any, images: ImageOptions
+) -> dict[str, ScoreRecord]:
+    """The scores with quantiles of held-out data in place of those of the calibration."""
     session = open_model(path)
     source = open_data(data, input_specs(session), images)
-    names = [record["heads"][output]["outputs"]["score"] for output in outputs]
-    samples = [ScoreSample() for _ in outputs]
+    names = [record.heads[output].outputs["score"] for output in scores]
+    samples = [ScoreSample() for _ in scores]
     rows = 0
     for batch in source.batches():
         answers = session.run(names, batch)
         rows += row_count(batch)
-        for sample, scores in zip(samples, answers):
-            sample.add(scores)
-    for output, sample in zip(outputs, samples):
+        for sample, values in zip(samples, answers):
+            sample.add(values)
+    for sample in samples:
         if not len(sample.values):
             raise UserError(f"every score of {source.description} is NaN", "check the data")
-        record["heads"][output]["score"] |= {
-            "rows": rows,
-            "from": source.description,
-            "quantiles": sample.table(),
-        }
+    return {
+        output: replace(score, rows=rows, source=source.description, quantiles=sample.table())
+        for (output, score), sample in zip(scores.items(), samples)
+    }

@@ -353,6 +353,10 @@ class VarianceGraph:
         graph = gs.Graph(nodes=self._live(wanted), name="variance", opset=self.opset)
         return gs.export_onnx(graph, do_type_check=False).graph
 
+    def names_behind(self, value: Value) -> set[str]:
+        """Names of all tensors of this graph that a value is computed from."""
+        return {tensor.name for node in self._live([value]) for tensor in node.outputs}
+
     def _live(self, wanted: Sequence[Value]) -> list[gs.Node]:
         needed = {value.name for value in wanted}
         live = []

@@ -17,7 +17,8 @@ from gapa_onnx.data.spec import fixed
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.labels import require_rows
 from gapa_onnx.measure.evaluation.metrics import needed
-from gapa_onnx.sessions.inference import answers, input_specs, open_model, provenance_of, row_count
+from gapa_onnx.record import HeadRecord
+from gapa_onnx.sessions.inference import answers, input_specs, open_model, record_of, row_count
 
 _CLASS_ROLES = ("probs", "tokens", "entropy", "epistemic", "score", "ood")
 _NUMBER_ROLES = ("var", "total_var", "score", "ood")
@@ -112,11 +113,11 @@ def open_converted(model: str | os.PathLike | onnx.ModelProto, output: str | Non
     """Open a converted file and choose the output to look at: the named one, else the only one with a task."""
     session = open_model(model)
     file = "a model in memory" if isinstance(model, onnx.ModelProto) else str(Path(model))
-    record = provenance_of(session)
+    record = record_of(session)
     if record is None:
         raise UserError(f"{file} was not converted by gapa-onnx", f"gapa-onnx convert {file} --calib PATH")
-    heads = record.get("heads") or {}
-    useful = [name for name, head in heads.items() if head["task"] != "none"]
+    heads = record.heads
+    useful = [name for name, head in heads.items() if head.task != "none"]
     if output is not None and output not in heads:
         present = ", ".join(heads) or "none"
         raise UserError(f"{file} has no output {output!r} with a head; it has {present}", _CONVERT_AGAIN)
@@ -132,22 +133,28 @@ def open_converted(model: str | os.PathLike | onnx.ModelProto, output: str | Non
         )
     chosen = output or useful[0]
     return ConvertedFile(
-        file, session, tuple(input_specs(session)), _answered(chosen, heads[chosen], session), record
+        file,
+        session,
+        tuple(input_specs(session)),
+        _answered(chosen, heads[chosen], session),
+        record.as_json(),
     )
 
 
-def _answered(output: str, head: Mapping[str, Any], session: ort.InferenceSession) -> Answered:
+def _answered(output: str, head: HeadRecord, session: ort.InferenceSession) -> Answered:
     present = {value.name for value in session.get_outputs()}
-    wanted = _NUMBER_ROLES if head["task"] == "regression" else _CLASS_ROLES
-    roles = {role: name for role, name in head["outputs"].items() if role in wanted and name in present}
-    score = head.get("score") or {}
-    known = {key: score[key] for key in ("quantile", "threshold") if score.get(key) is not None}
+    wanted = _NUMBER_ROLES if head.task == "regression" else _CLASS_ROLES
+    roles = {role: name for role, name in head.outputs.items() if role in wanted and name in present}
+    known = {}
+    if head.score is not None:
+        drawn = {"quantile": head.score.quantile, "threshold": head.score.threshold}
+        known = {name: value for name, value in drawn.items() if value is not None}
     return Answered(
         output,
-        head["task"],
-        head["link"],
-        head["axis"],
-        head["logits"] == output,
+        head.task,
+        head.link,
+        head.axis,
+        head.logits == output,
         {MEAN: output, **roles},
         known or None,
     )

@@ -97,8 +97,8 @@ def emit_classes(
     *,
     classes: int | None,
     factor: Value | None = None,
-) -> dict[str, Value]:
-    """Emit a head; its outputs by role.
+) -> tuple[dict[str, Value], Value]:
+    """Emit a head: its outputs by role, and the mean variance of its logits.
 
     Parameters
     ----------
@@ -137,7 +137,13 @@ def emit_classes(
             found["probs"], _ = graph.topk(found["probs"], axis.size, axis.axis)
     if options.score == "epistemic":
         found["score"] = found["epistemic"]
-    return roles | {role: found[role] for role in ROLES}
+    return roles | {role: found[role] for role in ROLES}, _spread(graph, head, axis, var)
+
+
+def _spread(graph: VarianceGraph, head: Head, axis: ClassAxis, var: Value) -> Value:
+    """The mean variance of the logits that count, which sites are weighed by whatever the score is."""
+    with graph.scope(f"{head.output}/spread"):
+        return graph.reduce("ReduceMean", var, [axis.axis], keepdims=False)
 
 
 def _operator(

@@ -20,6 +20,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from gapa_onnx.record import PointsRecord
+
 #: Columns of a table; the classes of ranks 1024, 2048, … share a column with rank 0, of whose
 #: probability they have nothing.
 TABLE_COLUMNS = 1024
@@ -53,9 +55,9 @@ class Points:
         return len(self.values)
 
     @property
-    def record(self) -> dict[str, str | int]:
+    def record(self) -> PointsRecord:
         """What a converted file says about them."""
-        return {"kind": self.kind, "count": self.count}
+        return PointsRecord(self.kind, self.count)
 
 
 def latin(classes: int | None, *, fine: bool = False) -> Points:

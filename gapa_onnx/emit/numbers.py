@@ -1,0 +1,60 @@
+"""The numbers that a template leaves open, and the tensors that they become.
+
+At a site with scale τ, ceiling A and prior variance c², b = max(τ/A − 1, 0):
+
+    own variance = c² τ s / (1 + b s) = c² (τ/b) · s / (s + 1/b)        amplitude c² τ/b, half-way point 1/b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gapa_onnx.emit.rewrite import SiteTensors, Template
+from gapa_onnx.fit.calibrate import SiteFit
+from gapa_onnx.plan.heads.noise import NoiseHead
+from gapa_onnx.record import ScoreRecord
+
+SMALLEST_DAMPING = 1e-6  # stands for b = 0 where the formula must hold: c² τ s to so much of itself
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """All that is found after the template is written."""
+
+    fits: tuple[SiteFit, ...] = field(repr=False)  #: with the τ and A of the file
+    scores: Mapping[str, ScoreRecord] = field(default_factory=dict, repr=False)  #: by output
+    noise: Mapping[str, NoiseHead] = field(default_factory=dict, repr=False)  #: by output
+    remarks: Mapping[str, str] = field(default_factory=dict)  #: by output: what could not be found, and why
+
+
+def site_tensors(template: Template, fits: Sequence[SiteFit]) -> dict[str, np.ndarray]:
+    """The parameters of every site, by name, in a form that holds for any b."""
+    tensors = {}
+    for site, fit in at_sites(template, fits):
+        damping = max(fit.damping, SMALLEST_DAMPING)
+        tensors[site.half_way] = np.asarray(1 / damping, np.float32)
+        tensors[site.amplitude] = np.float32(fit.scale / damping) * fit.prior_var
+    return tensors
+
+
+def file_tensors(template: Template, numbers: Numbers) -> dict[str, np.ndarray]:
+    """Every parameter that has a number, by name, as the file holds it."""
+    tensors = site_tensors(template, numbers.fits)
+    for site, fit in at_sites(template, numbers.fits):
+        if not fit.damping:  # s itself stands there in place of s / (s + 1/b)
+            tensors[site.amplitude] = np.float32(fit.scale) * fit.prior_var
+    for output, name in template.thresholds.items():
+        if output in numbers.scores:
+            tensors[name] = np.asarray(numbers.scores[output].threshold)
+    for output, names in template.noise.items():
+        tensors |= numbers.noise[output].tensors(names)
+    return tensors
+
+
+def at_sites(template: Template, fits: Sequence[SiteFit]) -> list[tuple[SiteTensors, SiteFit]]:
+    """What stands at each site of the graph, with its fit, in the graph's order."""
+    by_output = {fit.site.output: fit for fit in fits}
+    return [(site, by_output[site.output]) for site in template.sites]

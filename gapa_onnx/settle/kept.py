@@ -1,0 +1,59 @@
+"""Rows that are run several times: in memory while they are few, beyond that in a temporary file."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any, cast
+
+import numpy as np
+
+IN_MEMORY = 256 << 20  # bytes of all kept parts together
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass
+class Kept:
+    """Dicts of arrays, in the order in which they were added."""
+
+    limit: int = IN_MEMORY
+    _parts: list[Arrays | int] = field(default_factory=list)  #: the arrays, or where they begin in the file
+    _bytes: int = 0
+    _file: IO[bytes] | None = None
+
+    def add(self, arrays: Arrays) -> None:
+        size = sum(array.nbytes for array in arrays.values())
+        # Text has no plain form in a file; it is small.
+        plain = not any(array.dtype.hasobject for array in arrays.values())
+        if self._bytes + size <= self.limit or not plain:
+            self._bytes += size
+            self._parts.append(arrays)
+            return
+        if self._file is None:
+            self._file = cast(IO[bytes], tempfile.TemporaryFile(prefix="gapa-onnx-"))
+        self._file.seek(0, 2)
+        self._parts.append(self._file.tell())
+        np.lib.format.write_array(self._file, np.array(list(arrays)), allow_pickle=False)
+        for array in arrays.values():
+            np.lib.format.write_array(self._file, array, allow_pickle=False)
+
+    def __getitem__(self, number: int) -> Arrays:
+        part = self._parts[number]
+        if not isinstance(part, int):
+            return part
+        assert self._file is not None
+        self._file.seek(part)
+
+        def read() -> Any:
+            return np.lib.format.read_array(self._file, allow_pickle=False)
+
+        names = read()
+        return {str(name): read() for name in names}
+
+    def __iter__(self) -> Iterator[Arrays]:
+        return (self[number] for number in range(len(self._parts)))
+
+    def __len__(self) -> int:
+        return len(self._parts)

@@ -1,0 +1,44 @@
+"""Scores of ordinary inputs: their quantiles, and the threshold at one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gapa_onnx.fit.statistics import quantile
+
+VALUES_PER_ROW = 256  # kept where a row has a score per pixel or token
+
+# Quantiles that a file carries: every percent, and the tail in finer steps.
+QUANTILES = tuple(round(q / 1000, 3) for q in (*range(10, 990, 10), *range(990, 1000)))
+
+
+class ScoreSample:
+    """Scores of rows, some of each row where it has many."""
+
+    def __init__(self, seed: int = 0):
+        self._generator = np.random.default_rng(seed)
+        self._kept: list[np.ndarray] = []
+
+    def add(self, scores: np.ndarray) -> None:
+        """Take in scores (rows, …)."""
+        flat = scores.reshape(len(scores), -1) if scores.ndim else scores.reshape(1, 1)
+        if flat.shape[1] > VALUES_PER_ROW:
+            flat = flat[:, self._generator.choice(flat.shape[1], VALUES_PER_ROW, replace=False)]
+        self._kept.append(flat[np.isfinite(flat)].astype(np.float64))
+
+    @property
+    def values(self) -> np.ndarray:
+        return np.concatenate(self._kept) if self._kept else np.empty(0)
+
+    def table(self) -> dict[str, float]:
+        """The score at each of the `QUANTILES`, by name ("0.95")."""
+        values = self.values
+        return {str(q): quantile(values, q) for q in QUANTILES}
+
+
+def threshold_at(quantiles: Mapping[str, float], wanted: float) -> float:
+    """The score at a quantile, between two of the table by linear interpolation, beyond it at its end."""
+    levels = sorted((float(name), value) for name, value in quantiles.items())
+    return float(np.interp(wanted, *zip(*levels)))

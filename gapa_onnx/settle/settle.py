@@ -1,0 +1,185 @@
+"""Step 5, settle: the numbers that only the template's own answers can tell, on left-out calibration rows.
+
+    weigh       several sites: factors of τ and A, so that each counts in the score
+    scale       targets given: τ of all sites, by how far predictions are off
+    thresholds  the chosen quantile of each output's score
+    noise       targets given: σ²(h) of the targets, from residuals beside the left-out variance
+
+Each is a function from numbers to numbers; the rows and their left-out shares are the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from gapa_onnx.data import DataSource
+from gapa_onnx.emit.numbers import Numbers
+from gapa_onnx.emit.rewrite import Template
+from gapa_onnx.errors import UserError
+from gapa_onnx.fit.calibrate import Calibration
+from gapa_onnx.plan.targets import known_rows, require_rows
+from gapa_onnx.record import ScoreRecord
+from gapa_onnx.settings import Settings
+from gapa_onnx.settle.left_out import LeftOutSample, Purpose, leave_out
+from gapa_onnx.settle.noise import fit_noise
+from gapa_onnx.settle.scaling import scaled_by_targets
+from gapa_onnx.settle.scores import ScoreSample, threshold_at
+from gapa_onnx.settle.tail import Tail
+from gapa_onnx.settle.weighing import weighed
+
+Progress = Callable[[str, float], None]
+
+
+def settle(
+    template: Template,
+    calibration: Calibration,
+    data: DataSource,
+    settings: Settings,
+    targets: Mapping[str, np.ndarray] | None = None,
+    progress: Progress = lambda text, done: None,
+) -> Numbers:
+    """All numbers of a template. Where τ was given, it stays as it is."""
+    numbers, targets = Numbers(calibration.fits), targets or {}
+    purposes = _purposes(template, settings, targets)
+    if not purposes:
+        return numbers
+    for values in targets.values():
+        require_rows(values, calibration.rows)
+    known = np.unique(np.concatenate([known_rows(v) for v in targets.values()])) if targets else None
+    sample = leave_out(calibration, data, purposes, known, seed=settings.seed, progress=progress)
+    scores = _scores(template, settings)
+    tail = Tail(template, [*_by_variance(template, scores), *_beside_targets(template, targets)])
+    if Purpose.WEIGHING in purposes:
+        numbers = weighed(template, sample, numbers, tail, settings.seed, progress)
+    if Purpose.SCALING in purposes:
+        numbers = scaled_by_targets(template, sample, numbers, tail, targets, progress)
+    if Purpose.SCORES in purposes:
+        by_score = tail if set(scores.values()) <= set(tail.wanted) else Tail(template, list(scores.values()))
+        numbers = with_thresholds(template, sample, numbers, by_score, scores, settings)
+    for output, values in targets.items():
+        numbers = _with_noise(template, sample, numbers, tail, output, values, settings, progress)
+    return numbers
+
+
+def _purposes(template: Template, settings: Settings, targets: Mapping[str, np.ndarray]) -> Purpose:
+    """What left-out rows are needed for."""
+    purposes = Purpose(0)
+    if template.spreads:
+        purposes |= Purpose.SCORES
+        if len(template.plan.sites) > 1 and settings.scale == "loo":
+            purposes |= Purpose.WEIGHING
+    if targets:
+        purposes |= Purpose.NOISE
+        if settings.scale == "loo":
+            purposes |= Purpose.SCALING
+    return purposes
+
+
+def _scores(template: Template, settings: Settings) -> dict[str, str]:
+    """The tensor that each output is scored by. The mean variance is there without running its head."""
+    if settings.score == "variance":
+        return dict(template.spreads)
+    heads = {head.output: head for head in template.plan.heads}
+    return {
+        output: template.roles[output]["score"] if heads[output].axis is not None else spread
+        for output, spread in template.spreads.items()
+    }
+
+
+def _by_variance(template: Template, scores: Mapping[str, str]) -> list[str]:
+    """What sites are weighed by, which most often is what outputs are scored by."""
+    several = len(template.plan.sites) > 1
+    return (
+        list(template.spreads.values())
+        if several or set(scores.values()) == set(template.spreads.values())
+        else []
+    )
+
+
+def _beside_targets(template: Template, targets: Mapping[str, np.ndarray]) -> list[str]:
+    return [name for output in targets for name in (output, template.roles[output]["var"])]
+
+
+# ------------------------------------------------------------------- thresholds
+
+
+def with_thresholds(
+    template: Template,
+    sample: LeftOutSample,
+    numbers: Numbers,
+    tail: Tail,
+    scores: Mapping[str, str],
+    settings: Settings,
+) -> Numbers:
+    """The numbers with a threshold for each output that has a score."""
+    samples = {output: ScoreSample(settings.seed) for output in scores}
+    rows = 0
+    for batch in sample.batches(Purpose.SCORES):
+        answers = tail(batch, numbers.fits)
+        rows += len(batch.positions)
+        for output, tensor in scores.items():
+            samples[output].add(answers[tensor])
+    found = {
+        output: _score_record(template, output, one, rows, scores[output], settings)
+        for output, one in samples.items()
+        if len(one.values)
+    }
+    lost = {
+        output: "; no threshold, as every score on the data is NaN"
+        for output in scores
+        if output not in found
+    }
+    return replace(numbers, scores=found, remarks={**numbers.remarks, **lost})
+
+
+def _score_record(
+    template: Template, output: str, scores: ScoreSample, rows: int, tensor: str, settings: Settings
+) -> ScoreRecord:
+    quantiles = scores.table()
+    return ScoreRecord(
+        kind="variance" if tensor == template.spreads[output] else settings.score,
+        rows=rows,
+        source="left-out calibration rows",
+        quantiles=quantiles,
+        tensor=template.thresholds[output],
+        quantile=settings.ood_quantile,
+        threshold=threshold_at(quantiles, settings.ood_quantile),
+    )
+
+
+# ------------------------------------------------------------------- noise
+
+
+def _with_noise(
+    template: Template,
+    sample: LeftOutSample,
+    numbers: Numbers,
+    tail: Tail,
+    output: str,
+    targets: np.ndarray,
+    settings: Settings,
+    progress: Progress,
+) -> Numbers:
+    """The numbers with the noise head of one output, which reads what the last site compares."""
+    hidden, var = template.noise[output].reads, template.roles[output]["var"]
+    parts: list[tuple[np.ndarray, ...]] = []
+    for batch in sample.batches(Purpose.NOISE):
+        answers = tail(batch, numbers.fits)
+        features = batch.queries[hidden]
+        if features.ndim != 2 or len(features) != len(batch.positions):
+            raise UserError(
+                "a noise head needs one query per sample at the last site",
+                "choose a site or layout that has one, such as NAME:pooled or NAME:flat",
+            )
+        true = targets[batch.positions].reshape(answers[output].shape).astype(np.float64)
+        parts.append((features, _columns(true - answers[output]), _columns(answers[var])))
+    features, residuals, variances = (np.concatenate(part) for part in zip(*parts))
+    head = fit_noise(features, residuals, variances, seed=settings.seed, progress=progress)
+    return replace(numbers, noise={**numbers.noise, output: head})
+
+
+def _columns(array: np.ndarray) -> np.ndarray:
+    return np.asarray(array, np.float64).reshape(len(array), -1)  # (n, targets)

@@ -1,0 +1,45 @@
+"""The part of a template behind its sites, with shares and the sites' numbers as inputs: it answers for any τ and A."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+
+from gapa_onnx.emit.numbers import site_tensors
+from gapa_onnx.emit.rewrite import Template
+from gapa_onnx.fit.calibrate import SiteFit
+from gapa_onnx.model.splice import extract, splice
+from gapa_onnx.sessions.runtime import open_session
+from gapa_onnx.settle.left_out import LeftOutBatch
+
+
+class Tail:
+    """A session that computes some tensors of the template."""
+
+    def __init__(self, template: Template, wanted: Sequence[str]):
+        self.template = template
+        self.wanted = list(dict.fromkeys(wanted))
+        parameters = {name for site in template.sites for name in (site.half_way, site.amplitude)}
+        shapes = {
+            tensor.name: list(tensor.dims)
+            for tensor in template.additions.initializer
+            if tensor.name in parameters
+        }
+        shapes |= {site.share: None for site in template.sites}
+        given = [
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+            for name, shape in shapes.items()
+        ]
+        source = template.plan.source
+        whole = splice(source.proto, template.additions, (), template.functions)
+        self._session = open_session(extract(whole, self.wanted, given), "the converted model")
+        self._read = {value.name for value in self._session.get_inputs()}
+
+    def __call__(self, batch: LeftOutBatch, fits: Sequence[SiteFit]) -> dict[str, np.ndarray]:
+        """The wanted tensors for left-out rows, if the sites had these fits."""
+        fed = {**batch.inputs, **site_tensors(self.template, fits)}
+        fed |= {site.share: batch.shares[site.output] for site in self.template.sites}
+        needed = {name: array for name, array in fed.items() if name in self._read}
+        return dict(zip(self.wanted, self._session.run(self.wanted, needed)))
