@@ -25,10 +25,8 @@ DATA = MODELS / "digits_mlp_heldout.npz"
 
 
 @pytest.fixture(scope="module")
-def converted(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("bench") / "digits.gapa.onnx"
-    gapa_onnx.convert(SOURCE, MODELS / "digits_mlp_calibration.npz", out, m=100, k=20)
-    return out
+def converted(digits_file) -> Path:
+    return digits_file
 
 
 class Clock:

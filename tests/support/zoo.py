@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.sessions.runtime import session_options
@@ -23,6 +24,17 @@ def names() -> list[str]:
         return []
     entries = [entry["file"] for entry in json.loads(MANIFEST.read_text()) if entry["onnxruntime"] == "run"]
     return sorted(entries, key=lambda name: (FOLDER / name).stat().st_size)
+
+
+def by_day(largest: int, most: float = float("inf")) -> list:
+    """Parameters of a test: the names of files below `most` bytes, those from `largest` on marked for the night."""
+    sizes = {name: (FOLDER / name).stat().st_size for name in names()}
+    nightly = pytest.mark.nightly
+    return [
+        pytest.param(name, marks=() if size < largest else nightly)
+        for name, size in sizes.items()
+        if size < most
+    ]
 
 
 def free_batch(source: SourceModel) -> bool:

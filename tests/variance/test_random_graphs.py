@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import onnxruntime.capi.onnxruntime_pybind11_state as ort_errors
+import pytest
 from hypothesis import HealthCheck, given, settings
 from onnx.reference import ReferenceEvaluator
 from support import random_operators  # noqa: F401  (fills the palette)
@@ -32,9 +33,9 @@ from support.rule_checks import (
 from gapa_onnx.model.load import load
 from gapa_onnx.variance.patterns import Composite, find_composites
 
-EXAMPLES = 350
-TREES = 80
-SAMPLES = 2000
+EXAMPLES = [200, pytest.param(1000, marks=pytest.mark.nightly)]
+TREES = [25, pytest.param(200, marks=pytest.mark.nightly)]
+SAMPLES = 1000
 SMALL = 1e-5  #: times the std that is drawn: 5 of it stay on one side of every kink
 ROUNDING = 1e-14  #: of numbers that are 20 at most, in double
 
@@ -203,7 +204,8 @@ def check_graph(graph: RandomGraph, wanted: dict[str, Moments], counts: Counter)
         check_source(double)
 
 
-def test_variances_node_by_node():
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_variances_node_by_node(examples):
     counts = Counter()
 
     def check(graph: RandomGraph) -> None:
@@ -215,7 +217,7 @@ def test_variances_node_by_node():
             counts.update(graph.drawn)
             check_graph(graph, wanted, counts)
 
-    check_examples(EXAMPLES, random_graphs(), check)
+    check_examples(examples, random_graphs(), check)
     print(counts)  # with pytest -rP
     assert set(PALETTE) <= set(counts), "an operator was never drawn"
     assert counts["with composites"] > 0.05 * counts["graphs"]
@@ -226,7 +228,8 @@ def test_variances_node_by_node():
 # ------------------------------------------------------------------------------ trees
 
 
-def test_variances_of_trees():
+@pytest.mark.parametrize("examples", TREES)
+def test_variances_of_trees(examples):
     """No tensor is read twice and no elements are mixed that have something in common: to first order,
     the variances are those of the graph as a whole."""
     counts = Counter()
@@ -239,7 +242,7 @@ def test_variances_of_trees():
         counts.update(graph.drawn)
         check_tree(graph)
 
-    check_examples(TREES, random_graphs(tree=True, without=frozenset({"spelled out"})), check)
+    check_examples(examples, random_graphs(tree=True, without=frozenset({"spelled out"})), check)
     print(counts)
     assert counts["left out"] < 0.05 * counts["graphs"]
 
