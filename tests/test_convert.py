@@ -235,7 +235,7 @@ gapa_onnx.convert(sys.argv[1], sys.argv[2], sys.argv[3], m=150, k=10, seed=int(s
 """
 
 
-@pytest.mark.parametrize("index", ["flat", "ivf"])
+@pytest.mark.parametrize("index", ["flat", pytest.param("ivf", marks=pytest.mark.nightly)])
 def test_same_seed_same_bytes_whatever_the_threads(tmp_path, index):
     written = []
     for number, (threads, seed) in enumerate([(1, 0), (2, 0), (2, 1)]):

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from gapa_onnx.cli.evaluate import evaluate as command
 from gapa_onnx.data import ImageOptions, InputSpec
 from gapa_onnx.errors import UserError
+from gapa_onnx.measure import bench
 from gapa_onnx.measure.evaluation.answers import open_converted
 from gapa_onnx.measure.evaluation.evaluate import evaluate
 from gapa_onnx.measure.evaluation.record import record_of
@@ -612,17 +613,61 @@ def test_a_shift_with_labels_of_its_own(classified, tmp_path):
         evaluate(model.path, model.data, labels, shifts=tmp_path / "bare")
 
 
-def test_cost_beside_the_source(classified, tmp_path):
-    """What a busy machine makes of the control is not ours to say; both answers have a sentence."""
-    model, _, labels = classified
-    proto = onnx.load(model.path)
+@pytest.fixture
+def source(classified, tmp_path) -> Path:
+    """What the file could have been made from: its first output only."""
+    proto = onnx.load(classified[0].path)
     del proto.graph.output[1:]
     onnx.save(proto, tmp_path / "source.onnx")
-    found = evaluate(model.path, model.data, labels, source=tmp_path / "source.onnx", batch_size=32)
-    if found.cost is None:
-        assert any("the cost ratio is not given" in note for note in found.notes)
-    else:
-        assert found.cost.batch == 32 and found.cost.ratio > 0 and abs(found.cost.control - 1) <= 0.03
+    return tmp_path / "source.onnx"
+
+
+def timed_by(monkeypatch, seconds) -> list[int]:
+    """A clock that only runs show: a model with so many outputs takes `seconds(outputs)`. The rows of each run."""
+    now, rows = [0.0], []
+
+    def run(model, feeds, threads):
+        def once():
+            now[0] += seconds(len(model.graph.output))
+            rows.extend({len(array) for array in feeds.values()})
+
+        return once
+
+    monkeypatch.setattr(bench, "_run", run)
+    monkeypatch.setattr(bench.time, "thread_time", lambda: now[0])
+    return rows
+
+
+def test_cost_beside_the_source(classified, source, monkeypatch):
+    """A tenth of a second for each output: the ratio is how many outputs the file has, the source has one."""
+    model, _, labels = classified
+    outputs = len(onnx.load(model.path).graph.output)
+    rows = timed_by(monkeypatch, lambda outputs: 0.1 * outputs)
+    found = evaluate(model.path, model.data, labels, source=source, batch_size=32)
+    assert found.cost.ratio == pytest.approx(outputs) and outputs > 1
+    assert found.cost.control == pytest.approx(1)
+    assert found.cost.batch == 32 and set(rows) == {32}
+    assert any("batches of 32 rows, 1 thread, source against itself 1.000" in note for note in found.notes)
+
+
+def test_a_cost_that_cannot_be_measured_is_not_given(classified, source, monkeypatch):
+    """No control is near enough to 1, as on a busy machine."""
+    model, _, labels = classified
+    timed_by(monkeypatch, lambda outputs: 0.1)
+    monkeypatch.setattr(bench, "TOLERATED", -1.0)
+    found = evaluate(model.path, model.data, labels, source=source, batch_size=32)
+    assert found.cost is None
+    assert any("the cost ratio is not given" in note for note in found.notes)
+
+
+def test_the_cost_of_real_runs(classified, source, monkeypatch):
+    """Whatever the machine is busy with, the answer is a figure with a sound control, or a reason."""
+    model, _, labels = classified
+    monkeypatch.setattr(bench, "ROUNDS", (6, 24))
+    found = evaluate(model.path, model.data, labels, source=source, batch_size=32)
+    given = [note for note in found.notes if "source against itself" in note]
+    assert len(given) == 1 and ("not given" in given[0]) == (found.cost is None)
+    assert found.cost is None or (found.cost.ratio > 0 and abs(found.cost.control - 1) <= bench.TOLERATED)
 
 
 def test_cost_beside_another_model_is_refused(classified, tmp_path):

@@ -62,6 +62,16 @@ REDUCED = {"reduce_range": True}
 FORMS = ["dynamic", *STATIC]
 
 
+def pairs(by_day: set[str], leave_out: set[str] = frozenset()) -> list:
+    """Every model in every form; the convolutional one, which takes longer, in these forms by day, else at night."""
+    return [
+        pytest.param(name, form, marks=() if name == "digits_mlp" or form in by_day else pytest.mark.nightly)
+        for name in ("digits_mlp", "digits_cnn")
+        for form in FORMS
+        if form not in leave_out
+    ]
+
+
 @pytest.fixture(scope="module")
 def quantised(tmp_path_factory):
     """A quantised form of an example model, made once."""
@@ -121,10 +131,17 @@ def answers(
 # ----------------------------------------------------------- models of onnxruntime's quantiser
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn"])
-@pytest.mark.parametrize("sites", ["auto", "all"])
-def test_predictions_keep_every_bit(quantised, converted, name, form, sites):
+@pytest.mark.parametrize("name, form", pairs(by_day=set(FORMS)))
+def test_predictions_keep_every_bit(quantised, converted, name, form):
+    check_predictions(quantised, converted, name, form, "auto")
+
+
+@pytest.mark.parametrize("name, form", pairs(by_day={"qdq"}))
+def test_predictions_keep_every_bit_with_sites_everywhere(quantised, converted, name, form):
+    check_predictions(quantised, converted, name, form, "all")
+
+
+def check_predictions(quantised, converted, name, form, sites):
     """On all rows, 13470 numbers: a layer that is computed in floats instead shows in about one of them."""
     model, feeds = quantised(name, form), data(name, "calibration")
     for optimise in (False, True):
@@ -145,8 +162,7 @@ SAME_PLACE = {  # of the convolutional model, where its features are flattened: 
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn"])
+@pytest.mark.parametrize("name, form", pairs(by_day={"dynamic", "operators"}))
 def test_error_bars_are_those_of_the_float_model(quantised, name, form):
     """8 bits: activations are off by 1/255 of their range, 1 to 2 % of a standard deviation. Squared
     distances to neighbours, and squared slopes, are off by twice that, over two or three layers: 10 %
@@ -189,8 +205,7 @@ def fused(model: onnx.ModelProto, path: Path) -> collections.Counter:
     return collections.Counter(node.op_type for node in onnx.load(path).graph.node if node.op_type in layers)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "qdq int8"])
-@pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn"])
+@pytest.mark.parametrize("name, form", pairs(by_day={"qdq"}, leave_out={"qdq int8"}))
 def test_layers_of_whole_numbers_stay_so(quantised, converted, name, form, tmp_path):
     after, before = converted(name, form, "all"), quantised(name, form)
     assert fused(after, tmp_path / "after.onnx") == fused(before, tmp_path / "before.onnx") != {}
@@ -243,10 +258,11 @@ def between_steps(body: str) -> onnx.ModelProto:
     return model
 
 
+NIGHTLY_SITES = [pytest.param(site, marks=pytest.mark.nightly) for site in ("x1", "auto")]
 NOISE = {"x": np.random.default_rng(1).normal(size=(200, 2, 8, 8)).astype(np.float32)}
 
 
-@pytest.mark.parametrize("site", ["x1", "t", "all", "auto"])
+@pytest.mark.parametrize("site", ["t", "all", *NIGHTLY_SITES])
 @pytest.mark.parametrize("body", BODIES)
 def test_what_lies_between_is_not_read(body, site):
     """Each of these differs in some bits if the variance graph reads t itself (or c, before a relu)."""
