@@ -9,7 +9,7 @@ DEBIAN := g++ cmake libfaiss-dev libeigen3-dev python3-venv
 BROWSER := chromium chromium-driver
 SOURCES := pyproject.toml $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.css' -o -name 'CMakeLists.txt' -o -name '*.map')
 
-.PHONY: demo test quick bench figures clean
+.PHONY: demo test nightly bench figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo.py
@@ -17,8 +17,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed $(VENV)/.browser
 	$(BIN)/pytest
 
-quick: $(VENV)/.installed
-	$(BIN)/pytest -m "not slow"
+# also what takes long: the whole zoo, other onnxruntime releases, more random graphs
+nightly: $(VENV)/.installed $(VENV)/.browser
+	$(BIN)/pytest -m "nightly or not nightly"
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/calibration_memory.py

@@ -19,7 +19,7 @@ import onnxruntime as ort
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import zoo  # noqa: E402
+from support import zoo  # noqa: E402
 
 from gapa_onnx import UserError, convert  # noqa: E402
 from gapa_onnx.model.load import load  # noqa: E402

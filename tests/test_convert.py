@@ -7,27 +7,18 @@ import os
 import subprocess
 import sys
 from math import exp, tanh
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from support.paths import MODELS
+from support.small_models import parse
 
 import gapa_onnx
 from gapa_onnx import record as provenance
 from gapa_onnx.model import protos, shapes, writing
 from gapa_onnx.op import reference
-
-MODELS = Path(__file__).parent.parent / "models"
-
-
-def parse(text: str, opset: int = 17, ir: int = 8, **weights: np.ndarray) -> onnx.ModelProto:
-    """A model from ONNX text, with its weights."""
-    model = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": {opset}]>\n' + text)
-    for name, array in weights.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array, np.float32), name))
-    return model
 
 
 def run(model: onnx.ModelProto, names: list[str], **feeds: np.ndarray) -> list[np.ndarray]:
@@ -244,7 +235,7 @@ gapa_onnx.convert(sys.argv[1], sys.argv[2], sys.argv[3], m=150, k=10, seed=int(s
 """
 
 
-@pytest.mark.parametrize("index", ["flat", "ivf"])
+@pytest.mark.parametrize("index", ["flat", pytest.param("ivf", marks=pytest.mark.nightly)])
 def test_same_seed_same_bytes_whatever_the_threads(tmp_path, index):
     written = []
     for number, (threads, seed) in enumerate([(1, 0), (2, 0), (2, 1)]):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.paths import ROOT
 
 from gapa_onnx.cli import main
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 
 

@@ -7,7 +7,7 @@ units do over several steps is in `test_recurrent`.
 from __future__ import annotations
 
 import numpy as np
-from recurrence import Layer
+from support.recurrence import Layer
 
 from cases.framework import Given, case, certain, const, steps
 

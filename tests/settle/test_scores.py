@@ -1,0 +1,244 @@
+"""Scores of left-out calibration rows against shares worked out without them, and the line that they draw."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from support.dense_shares import share_without
+from support.paths import MODELS
+
+import gapa_onnx
+from gapa_onnx import record as provenance
+from gapa_onnx.cli import main
+from gapa_onnx.compiler import convert
+from gapa_onnx.data import open_data
+from gapa_onnx.errors import UserError
+from gapa_onnx.model.load import load
+from gapa_onnx.settle.left_out import QUANTILES, ScoreSample, _chosen_rows, left_out, threshold_at
+from gapa_onnx.settle.thresholds import set_threshold, thresholds
+
+NET = """<ir_version: 8, opset_import: ["": 17]>
+net (float[n, 3] x) => (float[n, 4] logits) { z = MatMul(x, w1)  h = Tanh(z)  logits = MatMul(h, w2) }"""
+
+
+def net(seed: int = 0) -> onnx.ModelProto:
+    generator = np.random.default_rng(seed)
+    model = onnx.parser.parse_model(NET)
+    for name, shape in (("w1", (3, 5)), ("w2", (5, 4))):
+        array = generator.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def weights(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {t.name: onnx.numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+
+
+def test_left_out_scores_are_those_of_a_file_without_the_row():
+    model = net()
+    rows = np.random.default_rng(1).normal(size=(60, 3)).astype(np.float32)
+    conversion = convert(model, {"x": rows}, inducing="all", k=10, length_scale=2.0, scale=0.5, jitter=1e-4)
+    data = open_data({"x": rows}, load(model).inputs)
+    found = np.full(60, np.nan)
+    for positions, answers in left_out(conversion.model, conversion.calibration, data, ["logits_score"]):
+        found[positions] = answers["logits_score"]
+    w = weights(model)
+    z = rows.astype(np.float64) @ w["w1"]
+    per_logit = z.var(axis=0) @ w["w2"] ** 2  # c² W²
+    for row in range(60):
+        share = share_without(z, row, 10, 2.0, 1e-4)
+        # The network runs in float32: z is off by a few roundings, which the solve magnifies by 1 / jitter.
+        np.testing.assert_allclose(found[row], 0.5 * share * per_logit.mean(), rtol=2e-2, atol=2e-5)
+    inside = gapa_onnx.session(conversion.model.SerializeToString()).run(["logits_score"], {"x": rows})[0]
+    assert np.median(found / inside) > 5  # rows that are inducing points themselves look far too familiar
+
+
+def test_rows_are_chosen_whole_and_in_order():
+    model = net()
+    rows = np.random.default_rng(2).normal(size=(700, 3)).astype(np.float32)
+    conversion = convert(model, {"x": rows}, m=50, k=10)
+    data = open_data({"x": rows}, load(model).inputs)
+    parts = list(left_out(conversion.model, conversion.calibration, data, ["logits", "x"], most=100, seed=3))
+    positions = np.concatenate([p for p, _ in parts])
+    assert len(positions) == 100 and (np.diff(positions) > 0).all()
+    np.testing.assert_array_equal(np.concatenate([a["x"] for _, a in parts]), rows[positions])
+
+
+class Batches:
+    """Data that come in given batches, of a model whose batch size is free."""
+
+    inputs = ()
+
+    def __init__(self, *batches: dict[str, np.ndarray]):
+        self.given = batches
+
+    def batches(self, rows: int):
+        return iter(self.given)
+
+
+def test_rows_of_one_shape_are_put_together():
+    lengths = (5, 5, 5, 7, 7, 5)  # of the rows of six batches of four
+    data = Batches(*({"x": np.full((4, length), i), "id": np.arange(4)} for i, length in enumerate(lengths)))
+    chosen = np.array([0, 2, 5, 6, 7, 9, 13, 18, 20, 23])
+    parts = list(_chosen_rows(data, 4, chosen))
+    assert [list(positions) for positions, _ in parts] == [[0, 2], [5, 6, 7, 9], [13, 18], [20, 23]]
+    for positions, batch in parts:
+        np.testing.assert_array_equal(batch["x"][:, 0], positions // 4)
+        np.testing.assert_array_equal(batch["id"], positions % 4)
+
+
+def test_what_is_not_given_by_rows_stays_with_its_batch():
+    batches = [{"x": np.full((4, 2), i), "whole": np.full(3, i)} for i in range(3)]
+    batches.append(
+        {"x": np.full((3, 2), 3), "whole": np.full(3, 3)}
+    )  # as many rows as it has numbers, by chance
+    parts = list(_chosen_rows(Batches(*batches), 9, np.array([1, 6, 12])))
+    assert [list(positions) for positions, _ in parts] == [[1], [6], [12]]
+    assert [list(batch["whole"][:1]) for _, batch in parts] == [[0], [1], [3]]
+
+
+def test_the_threshold_is_the_quantile_of_left_out_scores():
+    model = net()
+    rows = np.random.default_rng(4).normal(size=(300, 3)).astype(np.float32)
+    conversion = convert(model, {"x": rows}, m=40, k=10, ood_quantile=0.9)
+    data = open_data({"x": rows}, load(model).inputs)
+    scores = np.concatenate(
+        [
+            a["logits_score"]
+            for _, a in left_out(conversion.model, conversion.calibration, data, ["logits_score"])
+        ]
+    )
+    score = provenance.read(conversion.model)["heads"]["logits"]["score"]
+    assert score["rows"] == 300 and score["quantile"] == 0.9
+    assert (scores < score["threshold"]).mean() == pytest.approx(0.9, abs=1 / 300)
+    for level in ("0.5", "0.95", "0.999"):
+        assert score["quantiles"][level] == np.quantile(scores, float(level), method="higher")
+
+
+def test_new_rows_of_the_same_kind_are_flagged_as_often_as_asked():
+    model = net()
+    generator = np.random.default_rng(5)
+    rows, new = (generator.normal(size=(n, 3)).astype(np.float32) for n in (2000, 20_000))
+    for inducing in ("kmeans", "random", "all"):
+        conversion = convert(model, {"x": rows}, m=200, k=20, inducing=inducing, ood_quantile=0.9)
+        session = gapa_onnx.session(conversion.model.SerializeToString())
+        flagged = session.run(["logits_ood"], {"x": new})[0]
+        # 2000 rows know the 0.9 quantile to √(.9 · .1 / 2000) = .0067; 4 of these, and 20,000 new rows' own .002
+        assert flagged.mean() == pytest.approx(0.1, abs=4 * 0.007)
+
+
+def test_what_is_not_a_number_is_flagged():
+    rows = np.random.default_rng(6).normal(size=(100, 3)).astype(np.float32)
+    conversion = convert(net(), {"x": rows}, m=40, k=10)
+    strange = np.array([[0, 0, 0], [np.nan, 0, 0], [1e4, 1e4, 1e4]], np.float32)
+    session = gapa_onnx.session(conversion.model.SerializeToString())
+    assert session.run(["logits_ood"], {"x": strange})[0].tolist() == [False, True, True]
+
+
+def test_a_sample_of_scores_per_pixel():
+    sample = ScoreSample(seed=0)
+    values = np.random.default_rng(7).random((40, 100, 100))
+    sample.add(values)
+    sample.add(np.full((1, 3), np.nan))
+    assert len(sample.values) == 40 * 256
+    assert list(sample.table()) == [str(q) for q in QUANTILES]
+    assert sample.table()["0.9"] == pytest.approx(0.9, abs=4 * np.sqrt(0.09 / len(sample.values)))
+
+
+def test_thresholds_between_the_quantiles_of_the_table():
+    assert threshold_at({"0.5": 1.0, "0.9": 3.0}, 0.6) == pytest.approx(1.5)
+    assert threshold_at({"0.5": 1.0, "0.9": 3.0}, 0.95) == 3.0
+
+
+# -------------------------------------------------------------------- changing the line
+
+
+@pytest.fixture
+def digits(digits_file, tmp_path) -> Path:
+    """A copy, which a test may write to."""
+    return Path(shutil.copy(digits_file, tmp_path / "digits.gapa.onnx"))
+
+
+def test_moving_the_line_changes_nothing_else(digits, tmp_path):
+    moved = tmp_path / "moved.onnx"
+    [found] = set_threshold(digits, quantile=0.5, out=moved)
+    [before] = thresholds(digits)
+    assert found.threshold == before.quantiles["0.5"] < before.threshold
+    assert thresholds(moved) == (found,)
+    old, new = onnx.load(digits), onnx.load(moved)
+    changed = [a.name for a, b in zip(old.graph.initializer, new.graph.initializer) if a != b]
+    assert changed == ["logits/score/threshold"]
+    assert old.graph.node == new.graph.node
+    images = np.load(MODELS / "digits_mlp_heldout.npz")["pixels"]
+    score, flagged = gapa_onnx.session(moved).run(["logits_score", "logits_ood"], {"pixels": images})
+    np.testing.assert_array_equal(flagged, score >= np.float32(found.threshold))
+    assert 0.4 < flagged.mean() < 0.8
+
+
+def test_a_line_from_held_out_rows(digits):
+    images = np.load(MODELS / "digits_mlp_heldout.npz")["pixels"]
+    [found] = set_threshold(digits, data=images, quantile=0.8)
+    score = gapa_onnx.session(digits).run(["logits_score"], {"pixels": images})[0]
+    assert found.threshold == np.quantile(score.astype(np.float64), 0.8, method="higher")
+    assert found.rows == 450 and (score < np.float32(found.threshold)).mean() == pytest.approx(
+        0.8, abs=1 / 450
+    )
+    [again] = set_threshold(digits, value=1.25)
+    assert (again.quantile, again.threshold) == (None, 1.25)
+
+
+def test_the_command(digits, capsys):
+    assert main(["threshold", str(digits)]) == 0
+    shown = capsys.readouterr().out
+    assert "quantile 0.95" in shown and "0.999" in shown
+    assert main(["threshold", str(digits), "--quantile", "0.99", "--json"]) == 0
+    assert '"quantile": 0.99' in capsys.readouterr().out
+    assert thresholds(digits)[0].quantile == 0.99
+    assert main(["threshold", str(digits), "--quantile", "0.999"]) == 0
+    assert "so the line is rough" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--quantile", "1.5"], "must be between 0 and 1"),
+        (["--quantile", "0.9", "--value", "1"], "say the same thing"),
+        (["--value", "nan"], "not a finite number"),
+        (["--output", "nothing"], "has no score"),
+        (["-o", "elsewhere.onnx"], "nothing to write"),
+        (["--data", "nowhere.npz"], "no file or folder"),
+    ],
+)
+def test_mistakes(digits, arguments, message, capsys):
+    before = digits.read_bytes()
+    assert main(["threshold", str(digits), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert digits.read_bytes() == before
+
+
+def test_a_file_that_is_not_ours():
+    with pytest.raises(UserError, match="was not written by gapa-onnx"):
+        thresholds(MODELS / "digits_mlp.onnx")
+
+
+def test_an_output_that_is_never_a_number_has_no_threshold():
+    text = NET.replace("logits = MatMul(h, w2)", "l = MatMul(h, w2)  logits = Sqrt(l)").replace(
+        "float[n, 4]", "float[n, 2]"
+    )
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(net().graph.initializer[:1])
+    negative = np.full((5, 2), 0.1, np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(negative, "w2"))
+    x = -np.abs(np.random.default_rng(8).normal(size=(80, 3))).astype(np.float32)
+    w1 = np.abs(weights(net())["w1"]).astype(np.float32)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(w1, "w1"))
+    conversion = convert(model, {"x": x}, m=40, k=10)
+    head = provenance.read(conversion.model)["heads"]["logits"]
+    assert "score" not in head and "every score on the data is NaN" in head["reason"]
+    assert all(check.passed for check in conversion.checks)
+    flagged = gapa_onnx.session(conversion.model.SerializeToString()).run(["logits_ood"], {"x": x})[0]
+    assert flagged.all()
