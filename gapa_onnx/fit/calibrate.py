@@ -19,6 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import inducing, statistics
@@ -48,11 +49,9 @@ class SiteFit:
     jitter: float
     scale: float  #: τ
     ceiling: float  #: A
-    prior_var: np.ndarray = field(repr=False)  #: c², in a shape that broadcasts against the tensor
-    whitening: tuple[np.ndarray, np.ndarray] | None = field(
-        repr=False
-    )  #: centre (d,) and map (d, r) of queries
-    sizes: np.ndarray | None = field(repr=False)  #: rows that each inducing point is the mean of
+    prior_var: Array = field(repr=False)  #: c², in a shape that broadcasts against the tensor
+    whitening: tuple[Array, Array] | None = field(repr=False)  #: centre (d,) and map (d, r) of queries
+    sizes: Array | None = field(repr=False)  #: rows that each inducing point is the mean of
     share_quantiles: dict[str, float] = field(repr=False)  #: of the leave-one-out share
     share_error: float  #: largest error of s that the index makes on held-out rows
     storage: Storage = field(repr=False)  #: of the inducing points
@@ -64,15 +63,15 @@ class SiteFit:
         """max(τ/A - 1, 0)"""
         return max(self.scale / self.ceiling - 1, 0.0)
 
-    def own_share(self, share: np.ndarray) -> np.ndarray:
+    def own_share(self, share: Array) -> Array:
         """The own variance in units of c², for shares s."""
         return self.scale * share / (1 + self.damping * share)
 
-    def share_for(self, own: np.ndarray) -> np.ndarray:
+    def share_for(self, own: Array) -> Array:
         """The s that an own variance in units of c² belongs to."""
         return own / (self.scale - self.damping * own)
 
-    def leave_one_out(self, queries: np.ndarray) -> np.ndarray:
+    def leave_one_out(self, queries: Array) -> Array:
         """s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
         return _leave_one_out(
             self.index,
@@ -170,7 +169,7 @@ def _fit(collector: Collector, settings: Settings, collected: Collected) -> Site
     )
 
 
-def _as_stored(storage: Storage, chosen: np.ndarray) -> np.ndarray:
+def _as_stored(storage: Storage, chosen: Array) -> Array:
     """The inducing points (≤ M, d) that the file holds for those that were chosen (M, d).
 
     Everything else is fitted to these. Points that rounding makes equal are one point.
@@ -182,7 +181,7 @@ def _as_stored(storage: Storage, chosen: np.ndarray) -> np.ndarray:
 
 
 def _build_index(
-    points: np.ndarray, rows: np.ndarray, held_out: np.ndarray, length_scale: float, settings: Settings
+    points: Array, rows: Array, held_out: Array, length_scale: float, settings: Settings
 ) -> Index:
     return build_index(
         "local" if settings.cached else settings.index,
@@ -198,13 +197,13 @@ def _build_index(
 def _leave_one_out(
     index: Index,
     storage: Storage,
-    rows: np.ndarray,
+    rows: Array,
     k: int,
     length_scale: float,
     jitter: float,
-    sizes: np.ndarray | None,
+    sizes: Array | None,
     search: statistics.NearestSearch | None = None,
-) -> np.ndarray:
+) -> Array:
     """The operator's s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
     twins = None if storage.format == "float32" else storage.rounded(rows)
     return statistics.leave_one_out_share(
@@ -226,7 +225,7 @@ def _require_rows(collector: Collector, settings: Settings) -> None:
         )
 
 
-def _length_scale(site: Site, rows: np.ndarray, settings: Settings, inputs: InputSample | None) -> float:
+def _length_scale(site: Site, rows: Array, settings: Settings, inputs: InputSample | None) -> float:
     if isinstance(settings.length_scale, float):
         return settings.length_scale
     sample = inputs.sample.rows if inputs is not None else rows
@@ -240,14 +239,14 @@ def _length_scale(site: Site, rows: np.ndarray, settings: Settings, inputs: Inpu
     return length_scale
 
 
-def _held_out(rows: np.ndarray, seed: int) -> np.ndarray:
+def _held_out(rows: Array, seed: int) -> Array:
     if len(rows) <= HELD_OUT_ROWS:
         return rows
     chosen = np.random.default_rng(seed).choice(len(rows), HELD_OUT_ROWS, replace=False)
     return rows[np.sort(chosen)]
 
 
-def _scale(settings: Settings, shares: np.ndarray) -> float:
+def _scale(settings: Settings, shares: Array) -> float:
     if settings.scale == "none":
         return 1.0
     if isinstance(settings.scale, float):
@@ -256,7 +255,7 @@ def _scale(settings: Settings, shares: np.ndarray) -> float:
     return float(np.float32(MEDIAN_SHARE / max(float(np.median(shares)), settings.jitter)))
 
 
-def _prior_var(collector: Collector) -> np.ndarray:
+def _prior_var(collector: Collector) -> Array:
     """c² in a shape that broadcasts against the site's tensor."""
     site = collector.site
     moments = collector.channel_moments if site.layout is Layout.POOLED else collector.moments

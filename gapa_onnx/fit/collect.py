@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnxruntime import InferenceSession
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import statistics
@@ -128,7 +129,7 @@ class Collector:
         self.sample: statistics.RowSample | None = None  # made when the first batch tells the width
         self.dropped = 0
 
-    def add(self, query: np.ndarray, feature_map: np.ndarray | None) -> None:
+    def add(self, query: Array, feature_map: Array | None) -> None:
         rows = query.reshape(-1, query.shape[-1]) if query.ndim else query.reshape(1, 1)  # (n, d)
         if self.sample is None:
             self._begin(rows.shape[1])
@@ -154,7 +155,7 @@ class Collector:
         self.moments = statistics.Moments(width, covariance=self.settings.metric == "whitened")
         self.channel_moments = statistics.Moments(width)  # used where the query is a pooled map
 
-    def rows(self, settings: Settings) -> np.ndarray:
+    def rows(self, settings: Settings) -> Array:
         """The sample that these settings call for: (n, width)."""
         return self.sample.smaller(self._capacity(settings))
 
@@ -172,7 +173,7 @@ class InputSample:
         self.seed = seed
         self.sample: statistics.RowSample | None = None
 
-    def add(self, batch: dict[str, np.ndarray]) -> None:
+    def add(self, batch: dict[str, Array]) -> None:
         parts = [
             a.reshape(len(a), -1) for a in batch.values() if a.ndim and np.issubdtype(a.dtype, np.number)
         ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faiss
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.op.neighbourhoods import Chosen
 from gapa_onnx.threads import one_thread
@@ -20,7 +21,7 @@ _BLOCK_VALUES = 1 << 20  # float64 values per working block: 8 MB
 _SPARE_CANDIDATES = 8  # beyond k + 1, so that float32 rounding in the search cannot cost a neighbour
 
 
-def finite_rows(rows: np.ndarray) -> np.ndarray:
+def finite_rows(rows: Array) -> Array:
     """Which rows hold neither NaN nor infinity: (n, d) -> bool (n,)."""
     return np.isfinite(rows).all(axis=1)
 
@@ -44,7 +45,7 @@ class Moments:
         self._block = np.empty((max(1, min(1024, _BLOCK_VALUES // d)), d))
         self._filled = 0
 
-    def add(self, rows: np.ndarray) -> None:
+    def add(self, rows: Array) -> None:
         """Take in rows (n, d)."""
         start = 0
         while start < len(rows):
@@ -61,22 +62,22 @@ class Moments:
         return self._count + self._filled
 
     @property
-    def mean(self) -> np.ndarray:  # (d,)
+    def mean(self) -> Array:  # (d,)
         return self._merged()[1]
 
     @property
-    def std(self) -> np.ndarray:  # (d,)
+    def std(self) -> Array:  # (d,)
         count, _, scatter = self._merged()
         return np.sqrt((np.diagonal(scatter) if self._tracks_covariance else scatter) / count)
 
     @property
-    def covariance(self) -> np.ndarray:  # (d, d)
+    def covariance(self) -> Array:  # (d, d)
         if not self._tracks_covariance:
             raise ValueError("these moments were made without covariance=True")
         count, _, scatter = self._merged()
         return scatter / count
 
-    def _merged(self) -> tuple[int, np.ndarray, np.ndarray]:
+    def _merged(self) -> tuple[int, Array, Array]:
         """Count, mean and scatter with the rows of the unfinished block, which stays as it is."""
         if self.count == 0:
             raise ValueError("no rows were added")
@@ -120,11 +121,11 @@ class RowSample:
         return self._seen
 
     @property
-    def rows(self) -> np.ndarray:  # (min(seen, capacity), d)
+    def rows(self) -> Array:  # (min(seen, capacity), d)
         """The sample so far, in stream order (a copy)."""
         return self.smaller(self._capacity)
 
-    def smaller(self, capacity: int) -> np.ndarray:
+    def smaller(self, capacity: int) -> Array:
         """The sample that a smaller capacity would have kept of the same stream: (min(seen, capacity), d)."""
         self._thin_out()
         if self._held <= capacity:
@@ -132,7 +133,7 @@ class RowSample:
         kept = np.sort(np.argsort(self._keys[: self._held], kind="stable")[:capacity])
         return self._buffer[kept]
 
-    def add(self, rows: np.ndarray) -> None:
+    def add(self, rows: Array) -> None:
         """Offer rows (n, d)."""
         keys = self._generator.random(len(rows))  # one 64-bit draw per row, so cuts do not shift the stream
         self._seen += len(rows)
@@ -174,7 +175,7 @@ class RowSample:
         self._highest = self._keys[: self._held].max()
 
 
-def median_distance(rows: np.ndarray, pairs: int = 200_000, seed: int = 0) -> float:
+def median_distance(rows: Array, pairs: int = 200_000, seed: int = 0) -> float:
     """Median Euclidean distance between two different rows of (m, d); 0.0 for fewer than two rows.
 
     Over all m(m−1)/2 pairs while these are no more than `pairs`, else over `pairs` random ones, whose median
@@ -200,7 +201,7 @@ def median_distance(rows: np.ndarray, pairs: int = 200_000, seed: int = 0) -> fl
     return float(np.median(distances))
 
 
-def whitening(mean: np.ndarray, covariance: np.ndarray, floor: float = 1e-3) -> np.ndarray:
+def whitening(mean: Array, covariance: Array, floor: float = 1e-3) -> Array:
     """The PCA whitening W (d, d), float32: (z − mean) W has unit variance along every principal axis.
 
     W = U diag(max(λ, λ_floor))^-½ for covariance = U diag(λ) Uᵀ, largest λ first, and
@@ -225,12 +226,12 @@ def whitening(mean: np.ndarray, covariance: np.ndarray, floor: float = 1e-3) -> 
 class NearestSearch:
     """The nearest of some points (M, d), exactly, prepared once for many searches."""
 
-    def __init__(self, points: np.ndarray):
+    def __init__(self, points: Array):
         self._centre = points.mean(axis=0, dtype=np.float64)  # float32 loses digits to a common offset
         self._index = faiss.IndexFlatL2(points.shape[1])
         self._index.add((points - self._centre).astype(np.float32))
 
-    def candidates(self, rows: np.ndarray, count: int) -> np.ndarray:
+    def candidates(self, rows: Array, count: int) -> Array:
         """Indices (b, count) for rows (b, d), -1 where there are fewer points."""
         with one_thread():
             return self._index.search((rows - self._centre).astype(np.float32), count)[1]
@@ -238,16 +239,16 @@ class NearestSearch:
 
 @one_thread()
 def leave_one_out_share(
-    rows: np.ndarray,
-    points: np.ndarray,
+    rows: Array,
+    points: Array,
     k: int,
     length_scale: float,
     jitter: float,
-    sizes: np.ndarray | None = None,
-    neighbourhoods: np.ndarray | Chosen | None = None,
-    twins: np.ndarray | None = None,
+    sizes: Array | None = None,
+    neighbourhoods: Array | Chosen | None = None,
+    twins: Array | None = None,
     search: NearestSearch | None = None,
-) -> np.ndarray:
+) -> Array:
     """The op's s for calibration rows (q, d), as if the row had not been among the data -> (q,).
 
     A point that is the row itself is left out: within 4 float32 roundings, ‖row − point‖ ≤ 4ε‖row‖. Where
@@ -286,7 +287,7 @@ def leave_one_out_share(
     return shares
 
 
-def _own(rows: np.ndarray, points: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+def _own(rows: Array, points: Array, candidates: Array) -> Array:
     """The nearest of the candidates (b, c) of each row -> (b,); -1 if it has none."""
     offsets = points[candidates].astype(np.float64) - rows[:, None, :]
     distances = np.where(candidates < 0, np.inf, np.einsum("bcd,bcd->bc", offsets, offsets))
@@ -294,13 +295,13 @@ def _own(rows: np.ndarray, points: np.ndarray, candidates: np.ndarray) -> np.nda
 
 
 def _without_itself(
-    rows: np.ndarray,
-    twins: np.ndarray,
-    points: np.ndarray,
-    candidates: np.ndarray,
-    own: np.ndarray,
-    sizes: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows: Array,
+    twins: Array,
+    points: Array,
+    candidates: Array,
+    own: Array,
+    sizes: Array | None,
+) -> tuple[Array, Array, Array]:
     """Offsets (b, c, d) from each row to its candidates (b, c), whether they count, and their order.
 
     Nearest come first. What is the row itself, or its twin, goes last and does not count. `own` (b,) are the
@@ -325,7 +326,7 @@ def _without_itself(
     return offsets, present, order
 
 
-def _share(offsets: np.ndarray, present: np.ndarray, jitter: float) -> np.ndarray:
+def _share(offsets: Array, present: Array, jitter: float) -> Array:
     """s of each row from the offsets (b, k, d) to its neighbours in length scales -> (b,).
 
     Offsets are from the row, so ‖a‖² + ‖b‖² − 2ab loses no digits that a float64 solve would not.
@@ -341,7 +342,7 @@ def _share(offsets: np.ndarray, present: np.ndarray, jitter: float) -> np.ndarra
     return np.clip(1 - explained, 0, 1)
 
 
-def quantile_table(values: np.ndarray) -> dict[str, float]:
+def quantile_table(values: Array) -> dict[str, float]:
     """The `QUANTILES` of finite values by name ("0.95"): the observed value at or next above each."""
     values = np.asarray(values, np.float64)
     if not len(values) or not np.isfinite(values).all():
@@ -349,6 +350,6 @@ def quantile_table(values: np.ndarray) -> dict[str, float]:
     return {str(q): quantile(values, q) for q in QUANTILES}
 
 
-def quantile(values: np.ndarray, q: float) -> float:
+def quantile(values: Array, q: float) -> float:
     """The observed value at a quantile, or next above it."""
     return float(np.quantile(values, q, method="higher"))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
@@ -28,10 +29,10 @@ class Storage:
     """A format, and for int8 what its codes mean."""
 
     format: str = "float32"
-    step: np.ndarray | None = None  #: (d,) float32
-    least: np.ndarray | None = None  #: (d,) float32
+    step: Array | None = None  #: (d,) float32
+    least: Array | None = None  #: (d,) float32
 
-    def encoded(self, points: np.ndarray) -> np.ndarray:
+    def encoded(self, points: Array) -> Array:
         """What the file holds for points (n, d); beyond the range of the codes the nearest of them."""
         if self.format == "float16":
             return np.clip(points, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16)
@@ -40,17 +41,17 @@ class Storage:
             return np.clip(np.rint(steps), 0, _MOST_CODE).astype(np.uint8)
         return np.asarray(points, np.float32)
 
-    def decoded(self, stored: np.ndarray) -> np.ndarray:
+    def decoded(self, stored: Array) -> Array:
         """The points (n, d) float32 that the operators see."""
         numbers = stored.astype(np.float32)
         return numbers * self.step + self.least if self.format == "int8" else numbers
 
-    def rounded(self, points: np.ndarray) -> np.ndarray:
+    def rounded(self, points: Array) -> Array:
         """The points as they come out of the file. Rounding again changes nothing."""
         return self.decoded(self.encoded(points))
 
 
-def fit_storage(format: str, points: np.ndarray) -> Storage:
+def fit_storage(format: str, points: Array) -> Storage:
     """The storage of points (M, d); for int8 with the codes spread over each coordinate's range.
 
     A step is never so small that float32 could not tell one code from the next: 4 roundings of the largest
@@ -70,7 +71,7 @@ def fit_storage(format: str, points: np.ndarray) -> Storage:
     return Storage(format, step.astype(np.float32), least.astype(np.float32))
 
 
-def emit_points(graph: VarianceGraph, storage: Storage, points: np.ndarray, name: str) -> Value:
+def emit_points(graph: VarianceGraph, storage: Storage, points: Array, name: str) -> Value:
     """The points as the file keeps them, and behind them the nodes that decode them to `name`."""
     if storage.format == "float32":
         return graph.constant(points, name)
@@ -86,13 +87,13 @@ def emit_points(graph: VarianceGraph, storage: Storage, points: np.ndarray, name
     return graph.emit("Add", scaled, least, names=[name])
 
 
-def read_points(model: onnx.ModelProto, name: str) -> np.ndarray:
+def read_points(model: onnx.ModelProto, name: str) -> Array:
     """The points that a converted file holds under `name`, decoded by numpy: (M, d) float32."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     if name in tensors:
         return onnx.numpy_helper.to_array(tensors[name])
 
-    def held(part: str) -> np.ndarray:
+    def held(part: str) -> Array:
         return onnx.numpy_helper.to_array(tensors[f"{name}/{part}"])
 
     if f"{name}/float16" in tensors:

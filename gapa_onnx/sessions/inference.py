@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
 from gapa_onnx.record import METADATA_KEY
@@ -50,9 +51,7 @@ def input_specs(opened: ort.InferenceSession) -> list[InputSpec]:
     return [_input_spec(value) for value in opened.get_inputs()]
 
 
-def answers(
-    opened: ort.InferenceSession, names: Sequence[str], batch: Mapping[str, np.ndarray]
-) -> list[np.ndarray]:
+def answers(opened: ort.InferenceSession, names: Sequence[str], batch: Mapping[str, Array]) -> list[Array]:
     """The named outputs for one batch."""
     try:
         return opened.run(list(names), dict(batch))
@@ -68,7 +67,7 @@ def provenance_of(opened: ort.InferenceSession) -> dict[str, Any] | None:
     return json.loads(record) if record else None
 
 
-def row_count(batch: Mapping[str, np.ndarray]) -> int:
+def row_count(batch: Mapping[str, Array]) -> int:
     """The rows of a batch; inputs of rank 0 and constants do not have more than the batched ones."""
     return max((array.shape[0] for array in batch.values() if array.ndim), default=1)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.answers import MEAN, ConvertedFile
@@ -23,7 +24,7 @@ def collect(
     converted: ConvertedFile,
     judge: Judge,
     data: DataSource,
-    labels: np.ndarray | None,
+    labels: Array | None,
     batch_size: int,
     *,
     gallery: Gallery | None = None,
@@ -62,9 +63,9 @@ def _show(
     converted: ConvertedFile,
     judge: Judge,
     start: int,
-    batch: Mapping[str, np.ndarray],
+    batch: Mapping[str, Array],
     columns: Columns,
-    mean: np.ndarray,
+    mean: Array,
 ) -> None:
     if judge.caption is not None:
         gallery.add(start, batch, columns, next(name for name in _CERTAINTY if name in columns))

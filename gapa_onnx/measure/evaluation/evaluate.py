@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import ImageOptions
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation import metrics
@@ -156,7 +157,7 @@ def _shift(
     converted: ConvertedFile,
     judge: Judge,
     one: ShiftedSet,
-    truth: np.ndarray,
+    truth: Array,
     batch_size: int,
     images: ImageOptions,
     progress: Progress,
@@ -168,13 +169,11 @@ def _shift(
     return Shift(one.name, one.position, judge.findings(columns).metrics, means)
 
 
-def _detection(
-    inside: Mapping[str, np.ndarray], outside: Mapping[str, np.ndarray]
-) -> dict[str, dict[str, float]]:
+def _detection(inside: Mapping[str, Array], outside: Mapping[str, Array]) -> dict[str, dict[str, float]]:
     return {name: metrics.detection(inside[name], values) for name, values in outside.items()}
 
 
-def _thinned(coverage: np.ndarray, risk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _thinned(coverage: Array, risk: Array) -> tuple[Array, Array]:
     if len(coverage) <= CURVE_POINTS:
         return coverage, risk
     kept = np.linspace(0, len(coverage) - 1, CURVE_POINTS).astype(np.int64)

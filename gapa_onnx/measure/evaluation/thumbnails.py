@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import ImageOptions
 from gapa_onnx.measure.evaluation.result import Example, SegmentationExample
 from gapa_onnx.measure.evaluation.rows import VALID, Columns
@@ -59,7 +60,7 @@ class Gallery:
         self._by_error = Extremes(2)
         self._by_doubt = Extremes(4)
 
-    def add(self, start: int, batch: Mapping[str, np.ndarray], columns: Columns, score: str) -> None:
+    def add(self, start: int, batch: Mapping[str, Array], columns: Columns, score: str) -> None:
         """One batch with its columns; `score` is the column that says how certain a row is."""
         name = picture_input(batch)
         for row in np.flatnonzero(columns[VALID]):
@@ -74,7 +75,7 @@ class Gallery:
                 self._by_score.add(float(columns[score][row]), start + int(row), example)
 
     def add_maps(
-        self, start: int, batch: Mapping[str, np.ndarray], columns: Columns, shape: tuple[int, ...]
+        self, start: int, batch: Mapping[str, Array], columns: Columns, shape: tuple[int, ...]
     ) -> None:
         """Segmented images with their maps of shape (h, w)."""
         name = picture_input(batch)
@@ -116,7 +117,7 @@ class Gallery:
         return tuple(chosen.values())
 
 
-def picture_input(batch: Mapping[str, np.ndarray]) -> str | None:
+def picture_input(batch: Mapping[str, Array]) -> str | None:
     """The input that can be shown, if there is exactly one."""
     found = [name for name, array in batch.items() if array.dtype.kind in "fiu" and _layout(array.shape[1:])]
     return found[0] if len(found) == 1 else None
@@ -130,7 +131,7 @@ def _layout(shape: tuple[int, ...]) -> str | None:
     return None
 
 
-def thumbnail(row: np.ndarray, options: ImageOptions, largest: int = LARGEST) -> np.ndarray:
+def thumbnail(row: Array, options: ImageOptions, largest: int = LARGEST) -> Array:
     """One row of an image input as uint8, (h, w) or (h, w, 3), averaged down to at most `largest` pixels.
 
     The normalisation of `options` is undone. What then lies within 0 … 1 is scaled by 255, what lies within
@@ -159,7 +160,7 @@ def thumbnail(row: np.ndarray, options: ImageOptions, largest: int = LARGEST) ->
     return shown[..., 0] if shown.shape[-1] == 1 else shown
 
 
-def _smaller(pixels: np.ndarray, largest: int) -> np.ndarray:
+def _smaller(pixels: Array, largest: int) -> Array:
     step = -(-max(pixels.shape[:2]) // largest)
     if step == 1:
         return pixels

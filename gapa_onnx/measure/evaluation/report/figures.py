@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.report.curves import finite, histogram, roc, thin
 from gapa_onnx.measure.evaluation.report.drawing import (
     COLOURS,
@@ -134,9 +135,7 @@ def _height(labels: dict[str, str]) -> float:
     return HEIGHT + 0.17 * max(0, len(labels) - 3)
 
 
-def _draw_risk(
-    curves: dict[str, tuple[np.ndarray, np.ndarray]], labels: dict[str, str], risk: str, place
-) -> None:
+def _draw_risk(curves: dict[str, tuple[Array, Array]], labels: dict[str, str], risk: str, place) -> None:
     axes = place.subplots()
     tops = []
     for index, (name, (x, y)) in enumerate(curves.items()):
@@ -179,7 +178,7 @@ def detection_curves(evaluation: Evaluation) -> Figure | None:
     )
 
 
-def _draw_roc(curves: dict[str, tuple[np.ndarray, np.ndarray]], labels: dict[str, str], place) -> None:
+def _draw_roc(curves: dict[str, tuple[Array, Array]], labels: dict[str, str], place) -> None:
     axes = place.subplots()
     axes.plot([0, 1], [0, 1], color=COLOURS["muted"], linewidth=1.1, dashes=(1, 2))
     for index, (name, (x, y)) in enumerate(curves.items()):

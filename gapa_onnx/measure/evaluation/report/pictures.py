@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from PIL import Image
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.report.drawing import COLOURS, Figure, Panel, short
 from gapa_onnx.measure.evaluation.report.wording import number, whole
 from gapa_onnx.measure.evaluation.result import Evaluation, Example, SegmentationExample
@@ -34,7 +35,7 @@ def data_uri(image: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
-def picture(array: np.ndarray, longest: int) -> Image.Image:
+def picture(array: Array, longest: int) -> Image.Image:
     """A (h, w), (h, w, 1), (h, w, 3) or (h, w, 4) array as a grey or RGB image, made smaller if need be."""
     array = np.asarray(array)
     if array.ndim == 3:
@@ -44,7 +45,7 @@ def picture(array: np.ndarray, longest: int) -> Image.Image:
     return _smaller(Image.fromarray(np.ascontiguousarray(array)), longest, Image.Resampling.BOX)
 
 
-def label_map(labels: np.ndarray) -> Image.Image:
+def label_map(labels: Array) -> Image.Image:
     """Class indices in the colours of `CLASS_COLOURS`, unlabelled pixels grey."""
     labels = np.asarray(labels)
     indices = np.where(_ignored(labels), len(CLASS_COLOURS), labels.astype(int) % len(CLASS_COLOURS))
@@ -187,12 +188,12 @@ def _lay(axes, image: Image.Image, x: float, y: float) -> None:
     axes.set(xlim=limits[0], ylim=limits[1])
 
 
-def _ignored(labels: np.ndarray) -> np.ndarray:
+def _ignored(labels: Array) -> Array:
     labels = np.asarray(labels)
     return (labels < 0) | (labels == UNLABELLED)
 
 
-def _indexed(indices: np.ndarray, colours: Sequence[tuple[int, int, int]]) -> Image.Image:
+def _indexed(indices: Array, colours: Sequence[tuple[int, int, int]]) -> Image.Image:
     """An image with a palette: small, and without loss."""
     image = Image.fromarray(np.ascontiguousarray(indices, np.uint8))
     image.putpalette([part for colour in colours for part in colour])

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.report.curves import every, finite
 from gapa_onnx.measure.evaluation.report.drawing import COLOURS, Figure, Panel, legend_above, percent_axis
 from gapa_onnx.measure.evaluation.report.wording import number, whole
@@ -38,7 +39,7 @@ def coverage(evaluation: Evaluation) -> Figure | None:
     )
 
 
-def _draw_coverage(nominal: np.ndarray, held: np.ndarray, place) -> None:
+def _draw_coverage(nominal: Array, held: Array, place) -> None:
     axes = place.subplots()
     axes.plot([0, 1], [0, 1], color=COLOURS["muted"], linewidth=1.1, dashes=(1, 2), label="promised")
     axes.fill_between(nominal, nominal, held, color=COLOURS["gapa"], alpha=0.16, linewidth=0)
@@ -128,7 +129,7 @@ def _draw_funnel(found: Intervals, place) -> None:
     legend_above(axes, columns=4)
 
 
-def _view(values: np.ndarray) -> tuple[float, float]:
+def _view(values: Array) -> tuple[float, float]:
     """Limits that a few wild values do not stretch."""
     low, high = np.quantile(values, [0.005, 0.995])
     slack = (high - low) * 0.08 or abs(high) * 0.1 or 1.0

@@ -9,6 +9,7 @@ from os.path import commonprefix
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.report.drawing import (
     COLOURS,
     MODELS,
@@ -65,7 +66,7 @@ def shifts(evaluation: Evaluation) -> Figure | None:
     )
 
 
-def _along(series: Sequence[Shift], who: str, name: str) -> np.ndarray:
+def _along(series: Sequence[Shift], who: str, name: str) -> Array:
     """A metric along the series, NaN where it is absent."""
     return np.array([float(shift.metrics.get(who, {}).get(name, np.nan)) for shift in series])
 
