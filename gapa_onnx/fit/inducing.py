@@ -7,6 +7,7 @@ one thread, or is made again in float64 where float32 rounding could have change
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import faiss
@@ -26,10 +27,11 @@ _SEEDING_VALUES = 2e10  # compared while seeding, at most about 8 s; what is ask
 _SEEDING_SHARE, _PART_SHARE = 0.3, 0.5  # of the progress shown: up to the end of each
 _WIDE = 32  # so wide a row is worth asking first whether a new seed can be nearer to it than the old ones
 
-Progress = Callable[[float], None]
+Report = Callable[[float], None]
+"""Told the fraction that is done."""
 
 
-def select(method: str, rows: Array, count: int, seed: int = 0, progress: Progress | None = None) -> Array:
+def select(method: str, rows: Array, count: int, seed: int = 0, progress: Report | None = None) -> Array:
     """At most `count` distinct points (≤ count, d) for finite float32 rows (m, d).
 
     kmeans: centroids. fps: rows in farthest-first order. random: rows without replacement, in their
@@ -88,7 +90,7 @@ def distinct_rows(rows: Array) -> Array:
     return np.flatnonzero(~repeated)
 
 
-def _farthest_first(rows: Array, count: int, report: Progress) -> Array:
+def _farthest_first(rows: Array, count: int, report: Report) -> Array:
     """Indices of a greedy traversal: each next row is the farthest from all chosen before it.
 
     It starts at the row nearest to the mean, which depends neither on a seed nor on the order of the rows
@@ -113,7 +115,7 @@ def _farthest_first(rows: Array, count: int, report: Progress) -> Array:
 
 
 def _kmeans(
-    rows: Array, distinct: Array, count: int, generator: np.random.Generator, report: Progress
+    rows: Array, distinct: Array, count: int, generator: np.random.Generator, report: Report
 ) -> Array:
     """Centroids (≤ count, d) of Lloyd's algorithm from a k-means++ start.
 
@@ -122,8 +124,8 @@ def _kmeans(
     these are many, a part of them brings the centroids near to where they stay, and all of them finish.
     """
     mean, scale = _centre(rows)
-    candidates, trials = _seeding_effort(len(distinct), rows.shape[1], count)
-    candidates = _normalised(rows, mean, scale, _sample(distinct, candidates, generator))
+    size, trials = _seeding_effort(len(distinct), rows.shape[1], count)
+    candidates = _normalised(rows, mean, scale, _sample(distinct, size, generator))
     done = _SEEDING_SHARE
     centroids = _seeds(candidates, count, trials, generator, _between(report, 0, done))
     training = _normalised(
@@ -155,7 +157,7 @@ def _sample(indices: Array, size: int, generator: np.random.Generator) -> Array:
     return indices[np.sort(generator.choice(len(indices), size, replace=False))]
 
 
-def _seeds(rows: Array, count: int, trials: int, generator: np.random.Generator, report: Progress) -> Array:
+def _seeds(rows: Array, count: int, trials: int, generator: np.random.Generator, report: Report) -> Array:
     """k-means++: each next seed is drawn with probability ∝ squared distance to the seeds before it.
 
     Of `trials` draws the one that lowers the inertia most is taken: with well-separated clusters a single
@@ -190,12 +192,12 @@ def _lowered(squares: Array, owner: Array, rows: Array, seeds: Array, new: Array
     open_to_it = np.flatnonzero(_squared_distances(seeds, new)[owner] < np.float32(twice) * squares)
     fresh = np.empty(len(open_to_it), np.float32)
     faiss.fvec_L2sqr_by_idx(*map(faiss.swig_ptr, (fresh, new, rows, open_to_it)), d, 1, len(fresh))
-    lowered = squares.copy()
+    lowered: Array = squares.copy()
     lowered[open_to_it] = np.minimum(squares[open_to_it], fresh)
     return lowered
 
 
-def _lloyd(rows: Array, centroids: Array, report: Progress) -> Array:
+def _lloyd(rows: Array, centroids: Array, report: Report) -> Array:
     """Alternate assignment and means, from centroids (k, d) -> (k, d). An empty cluster keeps its place."""
     centroids = centroids.astype(np.float64)
     total = np.einsum("ij,ij->", rows, rows, dtype=np.float64)
@@ -236,8 +238,8 @@ def _normalised(rows: Array, mean: Array, scale: float, chosen: Array | None = N
     return result
 
 
-def _between(report: Progress, start: float, end: float) -> Progress:
-    """Progress of a part that takes all from `start` to `end`."""
+def _between(report: Report, start: float, end: float) -> Report:
+    """The report of a part that takes all from `start` to `end`."""
     return lambda done: report(start + (end - start) * done)
 
 
@@ -250,4 +252,5 @@ def _squared_distances(rows: Array, to: Array, out: Array | None = None) -> Arra
 
 def _scale(largest: float) -> float:
     """The power of two that brings `largest` to about 1, so that no square overflows; exact to apply."""
-    return 2.0 ** -float(np.clip(np.frexp(largest)[1], -126, 126))
+    exponent = int(np.clip(np.frexp(largest)[1], -126, 126))
+    return math.ldexp(1.0, -exponent)

@@ -14,7 +14,8 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.op.neighbourhoods import Chosen
 from gapa_onnx.threads import one_thread
 
-QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995, 0.999)
+# Quantiles that a file carries, of shares and of scores: every percent, and the tail in finer steps.
+QUANTILES = tuple(round(q / 1000, 3) for q in (*range(10, 990, 10), *range(990, 1000)))
 
 _EPS = float(np.finfo(np.float32).eps)
 _BLOCK_VALUES = 1 << 20  # float64 values per working block: 8 MB
@@ -23,7 +24,8 @@ _SPARE_CANDIDATES = 8  # beyond k + 1, so that float32 rounding in the search ca
 
 def finite_rows(rows: Array) -> Array:
     """Which rows hold neither NaN nor infinity: (n, d) -> bool (n,)."""
-    return np.isfinite(rows).all(axis=1)
+    finite: Array = np.all(np.isfinite(rows), axis=1)
+    return finite
 
 
 class Moments:
@@ -129,7 +131,8 @@ class RowSample:
         """The sample that a smaller capacity would have kept of the same stream: (min(seen, capacity), d)."""
         self._thin_out()
         if self._held <= capacity:
-            return self._buffer[: self._held].copy()
+            everything: Array = self._buffer[: self._held].copy()
+            return everything
         kept = np.sort(np.argsort(self._keys[: self._held], kind="stable")[:capacity])
         return self._buffer[kept]
 
@@ -220,7 +223,9 @@ def whitening(mean: Array, covariance: Array, floor: float = 1e-3) -> Array:
         )
     largest = axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])]
     axes = axes * np.where(largest < 0, -1.0, 1.0)
-    return (axes / np.sqrt(np.maximum(values, max(floor * values[0], rounding)))).astype(np.float32)
+    spread = np.sqrt(np.maximum(values, max(floor * values[0], rounding)))  # (d,)
+    whitened: Array = (axes / spread).astype(np.float32)
+    return whitened
 
 
 class NearestSearch:
@@ -234,7 +239,8 @@ class NearestSearch:
     def candidates(self, rows: Array, count: int) -> Array:
         """Indices (b, count) for rows (b, d), -1 where there are fewer points."""
         with one_thread():
-            return self._index.search((rows - self._centre).astype(np.float32), count)[1]
+            found: Array = self._index.search((rows - self._centre).astype(np.float32), count)[1]
+        return found
 
 
 @one_thread()
@@ -277,8 +283,10 @@ def leave_one_out_share(
             first = order[:, :1]
             nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
             found = np.take_along_axis(present, first, axis=1)  # (b, 1)
-            whole = isinstance(neighbourhoods, np.ndarray)
-            group = neighbourhoods[nearest] if whole else neighbourhoods.without(part, nearest)
+            if isinstance(neighbourhoods, Chosen):
+                group = neighbourhoods.without(part, nearest)
+            else:
+                group = neighbourhoods[nearest]
             members = np.where(found, group[:, :k], -1)
             offsets, present, order = _without_itself(part, twin, points, members, own, sizes)
         kept = np.arange(len(part))[:, None], order[:, :k]
@@ -291,7 +299,8 @@ def _own(rows: Array, points: Array, candidates: Array) -> Array:
     """The nearest of the candidates (b, c) of each row -> (b,); -1 if it has none."""
     offsets = points[candidates].astype(np.float64) - rows[:, None, :]
     distances = np.where(candidates < 0, np.inf, np.einsum("bcd,bcd->bc", offsets, offsets))
-    return candidates[np.arange(len(rows)), distances.argmin(axis=1)]
+    own: Array = candidates[np.arange(len(rows)), distances.argmin(axis=1)]
+    return own
 
 
 def _without_itself(
@@ -339,7 +348,8 @@ def _share(offsets: Array, present: Array, jitter: float) -> Array:
     gram[:, each, each] = 1 + jitter  # also of those that do not count: they are then unrelated points
     to_row = np.exp(-squares / 2) * present
     explained = np.einsum("bk,bk->b", to_row, np.linalg.solve(gram, to_row[:, :, None])[:, :, 0])
-    return np.clip(1 - explained, 0, 1)
+    share: Array = np.clip(1 - explained, 0, 1)
+    return share
 
 
 def quantile_table(values: Array) -> dict[str, float]:

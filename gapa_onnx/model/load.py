@@ -21,9 +21,8 @@ from gapa_onnx.model.shapes import infer_shapes
 from gapa_onnx.record import METADATA_KEY
 
 OLDEST_OPSET = 7  # before it, broadcasting was an attribute of each operator
-OPSET_WHERE_NONE = (
-    17  # for models of ai.onnx.ml operators only; the oldest onnxruntime that we serve knows it
-)
+# For models of ai.onnx.ml operators only; the oldest onnxruntime that we serve knows it.
+OPSET_WHERE_NONE = 17
 
 
 @dataclass(frozen=True)

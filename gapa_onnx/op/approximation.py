@@ -71,9 +71,9 @@ def _to_faiss_hnsw(tensors: dict[str, Array], d: int) -> faiss.Index:
 
 def find(index: Index, queries: Array, k: int) -> Array:
     """The neighbours that the operator uses for queries (q, d), by FAISS -> (q, k)."""
-    if index.kind != "local":
-        return to_faiss(index).search(queries, k)[1]
-    return index.tensors["neighbourhoods"][to_faiss(index).search(queries, 1)[1][:, 0], :k]
+    local = index.kind == "local"
+    found: Array = to_faiss(index).search(queries, 1 if local else k)[1]
+    return index.tensors["neighbourhoods"][found[:, 0], :k] if local else found
 
 
 def share_error(index: Index, held_out: Array, length_scale: float, jitter: float, k: int) -> ShareError:

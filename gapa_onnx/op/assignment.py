@@ -68,17 +68,20 @@ def _first_nearest(rows: Array, points: Array) -> Array:
     half = _half_squares(points)
     score = rows @ points.T - half
     error = _score_error(rows, np.sqrt(2 * half.max()))
-    return (score >= (score.max(axis=1) - 2 * error)[:, None]).argmax(axis=1)
+    first: Array = (score >= (score.max(axis=1) - 2 * error)[:, None]).argmax(axis=1)
+    return first
 
 
 def _half_squares(points: Array) -> Array:
-    return np.einsum("ij,ij->i", points, points) / 2
+    half: Array = np.einsum("ij,ij->i", points, points) / 2
+    return half
 
 
 def _score_error(rows: Array, longest: float) -> Array:
     """How far x·c − ½‖c‖² may be off, ‖c‖ ≤ longest: (d + 4) u (‖x‖ + ‖c‖) ‖c‖ in any order of summation -> (m,)."""
-    length = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    return (length + longest) * longest * ((rows.shape[1] + 4) * np.finfo(rows.dtype).eps / 2)
+    length: Array = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    error: Array = (length + longest) * longest * ((rows.shape[1] + 4) * np.finfo(rows.dtype).eps / 2)
+    return error
 
 
 def _comparisons(rows: Array, points: Array, half: Array, near: Array | None) -> Iterable[Comparison]:

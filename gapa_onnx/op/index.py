@@ -8,7 +8,7 @@ by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ class Index:
     tensors: dict[str, Array]  #: the contract's constants but k, length_scale and jitter, in its order
     points: Array  #: (M, d) float32, in the row order of the operator; decoded for ivfpq
     recall: float | None  #: share of the exact k nearest points (local: of the nearest) that the search finds
-    settings: dict[str, int | float]  #: what was chosen, for the provenance record
+    settings: Mapping[str, int | float]  #: what was chosen, for the provenance record
     groups: Array | Chosen | None = None  #: of a local index, the neighbourhoods as they were chosen
 
 
@@ -145,7 +145,8 @@ def nearest(queries: Array, points: Array, k: int) -> Array:
     centre = points.mean(axis=0, dtype=np.float64).astype(np.float32)
     flat = faiss.IndexFlatL2(points.shape[1])
     flat.add(points - centre)
-    return flat.search(queries - centre, k)[1]
+    found: Array = flat.search(queries - centre, k)[1]
+    return found
 
 
 def _flat(points: Array) -> Index:

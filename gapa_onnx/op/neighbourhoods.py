@@ -27,9 +27,8 @@ _SEARCHED = 4096  #: rows per search; FAISS is half as fast on a few hundred
 _BLOCK_VALUES = 1 << 21  #: float64 values per working block: 16 MB
 _EPS = float(np.finfo(np.float32).eps)
 _CHOICE = 2.5  #: times k nearest points, of which `telling` chooses k
-_PIECE_VALUES = (
-    1 << 20
-)  #: float64 values per piece of work of `telling`: 8 MB; smaller ones would wait for each other
+#: float64 values per piece of work of `telling`: 8 MB; smaller ones would wait for each other
+_PIECE_VALUES = 1 << 20
 _STRIPES = 1024  #: in a standard deviation of the data; rounding moves a row out of one in ten thousand
 _ROWS = (16, 32)  #: least and most rows around a point that it chooses them for
 
@@ -58,8 +57,8 @@ def choose(points: Array, rows: Array, k: int, length_scale: float, jitter: floa
     stripes = Stripes.across(rows, seed)
     half = stripes.half(rows)
     sets = (rows, rows[half == 0], rows[half == 1])
-    whole, *halves = telling(points, sets, k, length_scale, jitter)
-    return Chosen(whole, tuple(halves), stripes)
+    whole, first, second = telling(points, sets, k, length_scale, jitter)
+    return Chosen(whole, (first, second), stripes)
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,8 @@ class Stripes:
 
 
 def _along(direction: Array, rows: Array) -> Array:
-    return np.einsum("nd,d->n", rows, direction, dtype=np.float64)
+    along: Array = np.einsum("nd,d->n", rows, direction, dtype=np.float64)
+    return along
 
 
 def telling(points: Array, sets: Sequence[Array], k: int, length_scale: float, jitter: float) -> list[Array]:
@@ -176,7 +176,7 @@ def _greedy(gram: Array, to_rows: Array, k: int, jitter: float) -> Array:
 def _kernel(a: Array, b: Array) -> Array:
     """exp(−½‖a − b‖²) of offsets (b, n, d) and (b, m, d) in length scales, from a point near to both."""
     squares = [np.einsum("bnd,bnd->bn", offsets, offsets) for offsets in (a, b)]
-    gaps = squares[0][:, :, None] + squares[1][:, None, :] - 2 * (a @ b.transpose(0, 2, 1))
+    gaps: Array = squares[0][:, :, None] + squares[1][:, None, :] - 2 * (a @ b.transpose(0, 2, 1))
     return np.exp(-np.maximum(gaps, 0) / 2)
 
 

@@ -97,7 +97,8 @@ def _share(queries: Array, points: Array, ids: Array, length_scale: float, jitte
     gram[:, range(k), range(k)] = 1.0 + jitter
     factor = np.linalg.cholesky(gram)
     whitened = np.linalg.solve(factor, to_query[:, :, None])[:, :, 0]  # (c, k)
-    return np.clip(1.0 - np.einsum("ck,ck->c", whitened, whitened), 0.0, 1.0)
+    share: Array = np.clip(1.0 - np.einsum("ck,ck->c", whitened, whitened), 0.0, 1.0)
+    return share
 
 
 def probe(queries: Array, centroids: Array, nprobe: int) -> Array:
@@ -135,7 +136,7 @@ def evaluate(index: str, tensors: Mapping[str, Array], queries: Array) -> tuple[
     """
     queries = np.asarray(queries)
     rows = queries.reshape(-1, queries.shape[-1])  # (n, d)
-    k = int(np.asarray(tensors["k"]).item())
+    k = int(_number(tensors, "k"))
     if index == "ivfpq":
         points = decode(*(tensors[name] for name in ("codes", "codebooks", "centroids", "list_offsets")))
     else:
@@ -150,14 +151,19 @@ def evaluate(index: str, tensors: Mapping[str, Array], queries: Array) -> tuple[
     else:
         raise ValueError(f"no such index kind: {index}")
     ids[~np.isfinite(rows).all(axis=1)] = -1
-    share = unexplained_share(rows, points, ids, tensors["length_scale"], tensors["jitter"])
+    share = unexplained_share(rows, points, ids, _number(tensors, "length_scale"), _number(tensors, "jitter"))
     leading = queries.shape[:-1]
     return share.reshape(*leading, 1), ids.reshape(*leading, k)
 
 
+def _number(tensors: Mapping[str, Array], name: str) -> float:
+    """The only element of a constant, whatever its rank."""
+    return float(np.asarray(tensors[name]).item())
+
+
 def _nearest_in_lists(rows: Array, points: Array, k: int, tensors: Mapping[str, Array]) -> Array:
     """As `nearest` among the points of the probed lists, -1 where these hold fewer than k: (n, k)."""
-    nprobe = int(np.asarray(tensors["nprobe"]).item())
+    nprobe = int(_number(tensors, "nprobe"))
     ids = np.full((len(rows), k), -1, np.int64)
     for i, lists in enumerate(probe(rows, tensors["centroids"], nprobe)):
         candidates = members(lists, tensors["list_offsets"])

@@ -23,7 +23,7 @@ from gapa_onnx.sessions.runtime import first_line, session, session_options
 
 
 def open_model(
-    model: str | os.PathLike | onnx.ModelProto, *, portable: bool = False, threads: int = 0
+    model: str | os.PathLike[str] | onnx.ModelProto, *, portable: bool = False, threads: int = 0
 ) -> ort.InferenceSession:
     """A session of a converted file, or of any other model; `portable` leaves the native library out."""
     if isinstance(model, onnx.ModelProto):
@@ -54,7 +54,8 @@ def input_specs(opened: ort.InferenceSession) -> list[InputSpec]:
 def answers(opened: ort.InferenceSession, names: Sequence[str], batch: Mapping[str, Array]) -> list[Array]:
     """The named outputs for one batch."""
     try:
-        return opened.run(list(names), dict(batch))
+        found: list[Array] = opened.run(list(names), dict(batch))
+        return found
     except Exception as error:  # as above
         raise UserError(
             f"the model failed on the data: {first_line(error)}", "check their shape and range"

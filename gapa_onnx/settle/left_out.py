@@ -16,7 +16,7 @@ import onnx
 
 from gapa_onnx.data import DataSource
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
-from gapa_onnx.fit.statistics import quantile
+from gapa_onnx.fit.statistics import QUANTILES, quantile
 from gapa_onnx.model.splice import extract
 from gapa_onnx.op.contract import CLASSES, DOMAIN
 from gapa_onnx.sessions.inference import row_count
@@ -26,9 +26,6 @@ MOST_ROWS = 2000  # for a score's quantiles: 0.95 is then known to about half a 
 MOST_QUERIES = 20_000  # of all sites together, each a solve of K x K
 FEWEST_ROWS = 32  # where a row has very many queries
 VALUES_PER_ROW = 256  # kept where a row has a score per pixel or token
-
-# Quantiles that a file carries: every percent, and the tail in finer steps.
-QUANTILES = tuple(round(q / 1000, 3) for q in (*range(10, 990, 10), *range(990, 1000)))
 
 Batch = dict[str, np.ndarray]
 
