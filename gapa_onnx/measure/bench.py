@@ -41,6 +41,7 @@ from gapa_onnx.data import ImageOptions, InputSpec, open_data
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure import profiling
 from gapa_onnx.model.load import SourceModel, load, read_proto
+from gapa_onnx.progress import Progress
 from gapa_onnx.sessions.inference import answers, row_count
 
 TOLERATED = 0.03  # by which the source may differ from itself
@@ -55,7 +56,6 @@ ORDERS = tuple(itertools.permutations(range(3)))
 Batch = Mapping[str, np.ndarray]
 Clock = Callable[[], float]
 Run = Callable[[], object]
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Calibration rows are run, each as if it had not been among the data (`scores`). 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from gapa_onnx.model.splice import splice
 from gapa_onnx.plan.outputs import declare
 from gapa_onnx.plan.targets import known_rows, require_rows
 from gapa_onnx.plan.tasks import Head, Task
+from gapa_onnx.progress import Progress
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.left_out import ScoreSample, left_out, site_nodes, threshold_at
 from gapa_onnx.settle.noise import NoiseHead, emit_noise, fit_noise
@@ -30,8 +31,6 @@ from gapa_onnx.settle.thresholds import put_threshold
 from gapa_onnx.variance.graph import VarianceGraph
 
 NOISE_ROWS = 20_000  # at most, to train a noise head
-
-Progress = Callable[[str, float], None]
 
 
 def complete(

@@ -18,12 +18,13 @@ makes more of it: there the noise is equally good, but not the same in every dig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gapa_onnx.errors import UserError
+from gapa_onnx.progress import Progress
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
 # Chosen among about twenty settings by test likelihood on UCI sets: two narrow layers did a little better
@@ -47,7 +48,6 @@ FLOOR = 1e-6  # of softplus(s), in units of the mean squared residual
 CONSTANTS = np.geomspace(1e-4, 10, 26)  # where the best constant is looked for, in the same units
 
 Layer = tuple[np.ndarray, np.ndarray]
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ exact where variances pass on linearly, and near enough behind normalisations, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -27,14 +26,13 @@ from gapa_onnx.emit.emit import emit
 from gapa_onnx.emit.rewrite import rewrite
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
 from gapa_onnx.plan.analyse import Plan
+from gapa_onnx.progress import Progress
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.left_out import ScoreSample, left_out_by_scale, share_name, site_nodes
 
 EARLIER = 0.5  # what a site counts that is not the last, which counts 1
 FAINTEST = 1e-12  # of the largest median: a part that is less has died out, and its factor might overflow
 ROWS = 500  # at most: the median of so many is off by 6% of their standard deviation
-
-Progress = Callable[[str, float], None]
 
 
 def balanced(

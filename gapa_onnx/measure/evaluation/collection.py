@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from gapa_onnx.measure.evaluation.labels import require_rows
 from gapa_onnx.measure.evaluation.rows import SCORE, VALID, Columns, concatenate, select
 from gapa_onnx.measure.evaluation.segmentation import MAP
 from gapa_onnx.measure.evaluation.thumbnails import Gallery
+from gapa_onnx.progress import Progress, silent
 
-Progress = Callable[[str, float], None]
 _CERTAINTY = tuple(SCORE + name for name in ("score", "epistemic", "std", "entropy", "maxprob"))
 
 
@@ -28,7 +28,7 @@ def collect(
     batch_size: int,
     *,
     gallery: Gallery | None = None,
-    progress: Progress = lambda text, done: None,
+    progress: Progress = silent,
     text: str = "evaluating",
 ) -> tuple[Columns, int]:
     """The columns of all rows that the file has an answer for, and the number of the others."""
