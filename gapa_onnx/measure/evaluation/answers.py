@@ -60,7 +60,8 @@ class Answered:
             return special.expit(values) if self.plain_logits else values
         if not self.plain_logits and not (values < 0).any():
             return values
-        return special.softmax(values, axis=-1)  # of log-probabilities these are the probabilities
+        probs: Array = special.softmax(values, axis=-1)  # of log-probabilities these are the probabilities
+        return probs
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ class ConvertedFile:
     answered: Answered
     provenance: Mapping[str, Any] = field(repr=False)
 
-    def batches(self, data: DataSource, batch_size: int) -> Iterator[tuple[int, dict, dict]]:
+    def batches(
+        self, data: DataSource, batch_size: int
+    ) -> Iterator[tuple[int, dict[str, Array], dict[str, Array]]]:
         """First row, inputs by name and answers by role, batch after batch."""
         roles, start = self.answered.outputs, 0
         for batch in data.batches(batch_size):
@@ -109,7 +112,9 @@ class ConvertedFile:
             )
 
 
-def open_converted(model: str | os.PathLike | onnx.ModelProto, output: str | None = None) -> ConvertedFile:
+def open_converted(
+    model: str | os.PathLike[str] | onnx.ModelProto, output: str | None = None
+) -> ConvertedFile:
     """Open a converted file and choose the output to look at: the named one, else the only one with a task."""
     session = open_model(model)
     file = "a model in memory" if isinstance(model, onnx.ModelProto) else str(Path(model))

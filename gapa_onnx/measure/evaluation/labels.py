@@ -130,7 +130,8 @@ def _from_one_hot(labels: Array, start: int) -> Array:
             f"row {start + int(np.argmax(bad))} of the labels is not one-hot",
             "this output predicts one class per row: a single 1 among zeros, or the class as a number",
         )
-    return labels.argmax(axis=1)
+    classes: Array = labels.argmax(axis=1)
+    return classes
 
 
 def _whole(labels: Array, start: int) -> Array:
@@ -156,7 +157,9 @@ def _from_file(path: Path) -> Array:
     if kind == ".npy":
         npy_stream(path)  # refuses what numpy would unpickle, in a sentence
         with reading(path):
-            return np.load(path, mmap_mode="r" if path.stat().st_size > 1 << 20 else None, allow_pickle=False)
+            large = path.stat().st_size > 1 << 20
+            found: Array = np.load(path, mmap_mode="r" if large else None, allow_pickle=False)
+            return found
     if kind == ".npz":
         arrays = npz_record(path).arrays
         named = [key for key in KEYS if key in arrays] or list(arrays)

@@ -41,18 +41,21 @@ def needed(module: str) -> ModuleType:
 def log_loss_rows(probs: Array, labels: Array) -> Array:
     """−log p(label) of each row; probs (n, c), labels (n,)."""
     chosen = np.take_along_axis(probs, labels[:, None], axis=1)[:, 0]
-    return -np.log(np.maximum(chosen, SMALLEST_PROBABILITY))
+    losses: Array = -np.log(np.maximum(chosen, SMALLEST_PROBABILITY))
+    return losses
 
 
 def brier_rows(probs: Array, labels: Array) -> Array:
     """Σ_c (p_c − [c = label])² of each row, between 0 and 2; probs (n, c), labels (n,)."""
     chosen = np.take_along_axis(probs, labels[:, None], axis=1)[:, 0]
-    return np.square(probs).sum(axis=1) - 2 * chosen + 1
+    scores: Array = np.square(probs).sum(axis=1) - 2 * chosen + 1
+    return scores
 
 
 def entropy_rows(probs: Array) -> Array:
     """−Σ_c p_c log p_c over the last axis."""
-    return needed("scipy.special").entr(probs).sum(axis=-1)
+    entropies: Array = needed("scipy.special").entr(probs).sum(axis=-1)
+    return entropies
 
 
 def bin_sums(confidence: Array, correct: Array, bins: int = BINS) -> Array:
@@ -119,7 +122,8 @@ def risk_coverage(losses: Array, scores: Array) -> tuple[Array, Array]:
 
 def gaussian_log_loss(mean: Array, std: Array, target: Array) -> Array:
     """−log N(target; mean, std²), elementwise."""
-    return -needed("scipy.stats").norm.logpdf(target, mean, std)
+    losses: Array = -needed("scipy.stats").norm.logpdf(target, mean, std)
+    return losses
 
 
 def gaussian_crps(mean: Array, std: Array, target: Array) -> Array:
@@ -130,7 +134,7 @@ def gaussian_crps(mean: Array, std: Array, target: Array) -> Array:
     norm = needed("scipy.stats").norm
     error = target - mean
     z = np.divide(error, std, out=np.zeros_like(error), where=std > 0)
-    crps = std * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - 1 / np.sqrt(np.pi))
+    crps: Array = std * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - 1 / np.sqrt(np.pi))
     return np.where(std > 0, crps, np.abs(error))
 
 
@@ -139,12 +143,14 @@ def central_level(mean: Array, std: Array, target: Array) -> Array:
     error = np.abs(target - mean)
     beyond = np.where(error > 0, np.inf, 0.0)  # without spread only the mean itself is covered
     z = np.divide(error, std, out=beyond, where=std > 0)
-    return 2 * needed("scipy.special").ndtr(z) - 1
+    level: Array = 2 * needed("scipy.special").ndtr(z) - 1
+    return level
 
 
 def coverage(levels: Array, nominal: Sequence[float] | Array) -> Array:
     """Share of targets inside the centred interval of each nominal level, from `central_level`."""
-    return np.searchsorted(np.sort(levels.ravel()), np.asarray(nominal), side="right") / levels.size
+    share: Array = np.searchsorted(np.sort(levels.ravel()), np.asarray(nominal), side="right") / levels.size
+    return share
 
 
 def centred_quantile_metric(levels: Array) -> float:
@@ -164,4 +170,5 @@ def centred_quantile_metric(levels: Array) -> float:
 
 def _skipped(covered: Array, low: Array, high: Array, turn: Array) -> Array:
     """Twice the rectangle under |c − α| where c lies outside of (low, high)."""
-    return 2 * np.abs(covered - turn) * (high - low)
+    skipped: Array = 2 * np.abs(covered - turn) * (high - low)
+    return skipped

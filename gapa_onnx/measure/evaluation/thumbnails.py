@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -23,18 +24,19 @@ LARGEST = 128  #: pixels of a thumbnail's side
 LARGEST_MAP = 256
 _SMALLEST_SQUARE = 64  # pixels; below, a row of numbers is hardly an image
 
+Shown = TypeVar("Shown")
 Caption = Callable[[Columns, int], tuple[str, str]]
 
 
 @dataclass
-class Extremes:
+class Extremes(Generic[Shown]):
     """The rows with the lowest and the highest value of a running score; ties go to the earlier row."""
 
     most: int
-    lowest: list[tuple[float, int, object]] = field(default_factory=list)
-    highest: list[tuple[float, int, object]] = field(default_factory=list)
+    lowest: list[tuple[float, int, Shown]] = field(default_factory=list)
+    highest: list[tuple[float, int, Shown]] = field(default_factory=list)
 
-    def add(self, value: float, row: int, make: Callable[[], object]) -> None:
+    def add(self, value: float, row: int, make: Callable[[], Shown]) -> None:
         """Keep what `make` gives if the row is among the extremes so far."""
         if not math.isfinite(value):
             return
@@ -56,30 +58,32 @@ class Gallery:
 
     def __init__(self, images: ImageOptions, caption: Caption | None, origin: str):
         self._images, self._caption, self._origin = images, caption, origin
-        self._by_score = Extremes(SHOWN)
-        self._by_error = Extremes(2)
-        self._by_doubt = Extremes(4)
+        self._by_score: Extremes[Example] = Extremes(SHOWN)
+        self._by_error: Extremes[SegmentationExample] = Extremes(2)
+        self._by_doubt: Extremes[SegmentationExample] = Extremes(4)
 
     def add(self, start: int, batch: Mapping[str, Array], columns: Columns, score: str) -> None:
         """One batch with its columns; `score` is the column that says how certain a row is."""
-        name = picture_input(batch)
-        for row in np.flatnonzero(columns[VALID]):
+        name, caption = picture_input(batch), self._caption
+        if name is None or caption is None:
+            return
+        for row in np.flatnonzero(columns[VALID]).tolist():
 
             def example(row: int = row) -> Example:
-                predicted, target = self._caption(columns, row)
+                predicted, target = caption(columns, row)
                 image = thumbnail(batch[name][row], self._images)
-                value = float(columns[score][row])
-                return Example(start + int(row), image, value, predicted, target, self._origin)
+                return Example(
+                    start + row, image, float(columns[score][row]), predicted, target, self._origin
+                )
 
-            if name is not None:
-                self._by_score.add(float(columns[score][row]), start + int(row), example)
+            self._by_score.add(float(columns[score][row]), start + row, example)
 
     def add_maps(
         self, start: int, batch: Mapping[str, Array], columns: Columns, shape: tuple[int, ...]
     ) -> None:
         """Segmented images with their maps of shape (h, w)."""
         name = picture_input(batch)
-        for row in np.flatnonzero(columns[VALID] & (columns["places"] > 0)):
+        for row in np.flatnonzero(columns[VALID] & (columns["places"] > 0)).tolist():
 
             def example(row: int = row) -> SegmentationExample:
                 step = -(-max(shape) // LARGEST_MAP)
@@ -88,11 +92,11 @@ class Gallery:
                     for key in (PREDICTED, TARGET, UNCERTAINTY)
                 ]
                 image = None if name is None else thumbnail(batch[name][row], self._images, LARGEST_MAP)
-                return SegmentationExample(start + int(row), image, *maps)
+                return SegmentationExample(start + row, image, *maps)
 
             error = 1 - float(columns["gapa/correct"][row] / columns["places"][row])
-            self._by_error.add(error, start + int(row), example)
-            self._by_doubt.add(float(columns[UNCERTAINTY][row].mean()), start + int(row), example)
+            self._by_error.add(error, start + row, example)
+            self._by_doubt.add(float(columns[UNCERTAINTY][row].mean()), start + row, example)
 
     @property
     def most_certain(self) -> tuple[Example, ...]:
@@ -156,7 +160,7 @@ def thumbnail(row: Array, options: ImageOptions, largest: int = LARGEST) -> Arra
         pixels = pixels * 255
     elif not (low >= 0 and high <= 255):
         pixels = (pixels - low) / (high - low) * 255
-    shown = pixels.round().clip(0, 255).astype(np.uint8)
+    shown: Array = pixels.round().clip(0, 255).astype(np.uint8)
     return shown[..., 0] if shown.shape[-1] == 1 else shown
 
 
@@ -168,4 +172,5 @@ def _smaller(pixels: Array, largest: int) -> Array:
     cut = pixels[: height * step, : width * step]
     rows = np.add.reduceat(cut, np.arange(0, len(cut), step), axis=0)
     both = np.add.reduceat(rows, np.arange(0, rows.shape[1], step), axis=1)
-    return both[:height, :width] / (min(step, len(cut)) * min(step, cut.shape[1]))
+    means: Array = both[:height, :width] / (min(step, len(cut)) * min(step, cut.shape[1]))
+    return means

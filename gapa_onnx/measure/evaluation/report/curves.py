@@ -80,9 +80,11 @@ def histogram(data: Array, ood: Array | None) -> Histogram | None:
 def finite(values: Array) -> Array:
     """The finite ones, flat."""
     values = np.asarray(values, float).reshape(-1)
-    return values[np.isfinite(values)]
+    kept: Array = values[np.isfinite(values)]
+    return kept
 
 
 def _shares(values: Array, edges: Array) -> Array:
     counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
-    return counts / max(1, len(values))
+    shares: Array = counts / max(1, len(values))
+    return shares
