@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data.record import ArrayStream, Record, reading, stream_of
 from gapa_onnx.data.spec import InputSpec
 from gapa_onnx.errors import UserError
@@ -56,7 +59,7 @@ def npz_record(path: Path) -> Record:
     return Record(str(path), arrays)
 
 
-def _npy_header(file, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+def _npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise UserError(f"{where} is a structured array (npy format {version[0]})", _NO_OBJECTS)
@@ -73,7 +76,7 @@ def _npy_header(file, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
 def _member_stream(
     path: Path, member: str, where: str, shape: tuple[int, ...], fortran: bool, dtype: np.dtype
 ) -> ArrayStream:
-    def read(step: int) -> Iterator[np.ndarray]:
+    def read(step: int) -> Iterator[Array]:
         with reading(path, *_ZIP_FAILURES), zipfile.ZipFile(path) as archive, archive.open(member) as file:
             if fortran or not shape:
                 # column by column in the file: a row is complete only when all has been read
@@ -92,7 +95,7 @@ def _member_stream(
     return ArrayStream(where, dtype, shape, read)
 
 
-def load_tensor(path: Path) -> tuple[str, np.ndarray]:
+def load_tensor(path: Path) -> tuple[str, Array]:
     """The name (often empty) and the value of a TensorProto in a file."""
     with reading(path, DecodeError, TypeError):
         tensor = onnx.TensorProto.FromString(path.read_bytes())
@@ -140,6 +143,7 @@ def _tensor_set(folder: Path, members: Sequence[Path], inputs: Sequence[InputSpe
     return Record(str(folder), by_name)
 
 
-def _position(path: Path) -> tuple[float, str]:
+def _position(path: Path) -> tuple[int, str]:
+    """What files are sorted by: the k of input_<k>, those without one last, then the name."""
     number = re.fullmatch(r"input_(\d+)", path.stem)
-    return (int(number[1]) if number else math.inf, path.name)
+    return (int(number[1]) if number else sys.maxsize, path.name)

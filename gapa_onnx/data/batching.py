@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data.binding import Binding
 
 
@@ -23,10 +24,10 @@ class Batcher:
         self.batches = 0  #: batches given out
         self._binding: Binding | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._pieces: list[dict[str, np.ndarray]] = []
+        self._pieces: list[dict[str, Array]] = []
         self._pending = 0
 
-    def add(self, binding: Binding) -> Iterator[dict[str, np.ndarray]]:
+    def add(self, binding: Binding) -> Iterator[dict[str, Array]]:
         """The batches that the rows of one record complete."""
         size = binding.size or self.batch_size
         if self._binding is not None and not _same_company(self._binding, binding):
@@ -45,15 +46,15 @@ class Batcher:
             self._pieces.append(piece)
             self._pending += len(next(iter(piece.values())))
             while self._pending >= size:
-                yield self._take(size)
+                yield self._take(size, binding)
 
-    def flush(self) -> Iterator[dict[str, np.ndarray]]:
+    def flush(self) -> Iterator[dict[str, Array]]:
         """The open batch, if the model takes it."""
         if self._pending and self._binding is not None and self._binding.size is None:
-            yield self._take(self._pending)
+            yield self._take(self._pending, self._binding)
         self._pieces, self._pending = [], 0
 
-    def _take(self, size: int) -> dict[str, np.ndarray]:
+    def _take(self, size: int, binding: Binding) -> dict[str, Array]:
         pieces, self._pieces = self._pieces, []
         self._pending -= size
         self.batches += 1
@@ -65,7 +66,7 @@ class Batcher:
         if self._pending:
             self._pieces = [{name: array[size:] for name, array in batch.items()}]
             batch = {name: array[:size] for name, array in batch.items()}
-        return batch | self._binding.constants
+        return batch | binding.constants
 
 
 def _same_company(one: Binding, other: Binding) -> bool:

@@ -9,11 +9,10 @@ is *constant* when its array has exactly the input's shape, and goes along with 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from gapa_onnx.arrays import Array
 from gapa_onnx.data.convert import convert, convertible, kind, require_convertible
 from gapa_onnx.data.record import ArrayStream, Record
 from gapa_onnx.data.spec import InputSpec, fixed, matches, shape_name
@@ -32,9 +31,9 @@ class Binding:
     rows: int
     size: int | None  #: rows per batch where the model or a constant fixes it
     streams: dict[str, tuple[InputSpec, ArrayStream, bool]]  #: bool: one row without its batch axis
-    constants: dict[str, np.ndarray]
+    constants: dict[str, Array]
 
-    def pieces(self, step: int) -> Iterator[dict[str, np.ndarray]]:
+    def pieces(self, step: int) -> Iterator[dict[str, Array]]:
         """The rows, converted, in aligned pieces of `step`."""
         readers = {
             name: (stream.whole()[None] for _ in range(1)) if single else stream.read(step)
@@ -53,8 +52,9 @@ def bind(record: Record, inputs: Sequence[InputSpec]) -> Binding:
     streams, constants, rows = {}, {}, {}
     for spec, stream in choose(record, inputs):
         require_convertible(stream.dtype, spec, stream.where)
-        constant = (spec.name not in batched or spec.shape is None) and _constant_shape(spec, stream)
-        if constant is not False:
+        outside = spec.name not in batched or spec.shape is None
+        constant = _constant_shape(spec, stream) if outside else None
+        if constant is not None:
             constants[spec.name] = convert(stream.whole().reshape(constant), spec, stream.where)
             continue
         single = _is_single_row(spec, stream)
@@ -88,10 +88,11 @@ def choose(record: Record, inputs: Sequence[InputSpec]) -> list[tuple[InputSpec,
     fitting = list(arrays)
     if len(arrays) > 1:
         fitting = [key for key, stream in arrays.items() if _could_be(spec, stream)]
-    for narrower in (
+    narrowers: tuple[Callable[[str], bool], ...] = (
         lambda key: kind(arrays[key].dtype) == kind(spec.dtype),
         lambda key: key.lower() in _USUAL_KEYS,
-    ):
+    )
+    for narrower in narrowers:
         if len(fitting) > 1:
             fitting = [key for key in fitting if narrower(key)] or fitting
     if len(fitting) == 1:
@@ -121,24 +122,24 @@ def _batch_axis(inputs: Sequence[InputSpec]) -> tuple[int | None, frozenset[str]
     dynamic = [spec for spec in inputs if spec.shape is None or (spec.shape and not fixed(spec.shape[0]))]
     if dynamic:
         return None, frozenset(spec.name for spec in dynamic)
-    candidates = [spec for spec in inputs if spec.shape and spec.shape[0] > 0]
-    candidates = [spec for spec in candidates if len(spec.shape) > 1] or candidates
-    if not candidates:
+    shapes = {spec.name: spec.shape for spec in inputs if spec.shape}
+    first = {name: shape[0] for name, shape in shapes.items() if fixed(shape[0]) and shape[0] > 0}
+    first = {name: size for name, size in first.items() if len(shapes[name]) > 1} or first
+    if not first:
         return None, frozenset()
-    first = [spec.shape[0] for spec in candidates]
-    size = 1 if 1 in first else first[0]
-    return size, frozenset(spec.name for spec in candidates if spec.shape[0] == size)
+    size = 1 if 1 in first.values() else next(iter(first.values()))
+    return size, frozenset(name for name, own in first.items() if own == size)
 
 
-def _constant_shape(spec: InputSpec, stream: ArrayStream) -> tuple[int, ...] | bool:
-    """The shape in which an input outside the batch takes this array as a constant, or False."""
+def _constant_shape(spec: InputSpec, stream: ArrayStream) -> tuple[int, ...] | None:
+    """The shape in which an input outside the batch takes this array as a constant, or None."""
     if spec.shape is None:
-        return False if stream.shape else ()
+        return None if stream.shape else ()
     if matches(stream.shape, spec.shape):
         return stream.shape
     if spec.shape and spec.shape[0] == 1 and matches(stream.shape, spec.shape[1:]):
         return (1, *stream.shape)
-    return False
+    return None
 
 
 def _is_single_row(spec: InputSpec, stream: ArrayStream) -> bool:

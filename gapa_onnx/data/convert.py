@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data.spec import InputSpec, dtype_name
 from gapa_onnx.errors import UserError
 
@@ -39,7 +40,7 @@ def require_convertible(given: np.dtype, spec: InputSpec, where: str) -> None:
     )
 
 
-def convert(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
+def convert(array: Array, spec: InputSpec, where: str) -> Array:
     """The array as the input's type: a new C-contiguous array, or a UserError where a value would change.
 
     Rounding a number to a narrower float is no change. 0.5 for an integer, 300 for a uint8, and 1e6
@@ -65,7 +66,7 @@ def convert(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
     return converted
 
 
-def _require_integers(array: np.ndarray, spec: InputSpec, where: str) -> None:
+def _require_integers(array: Array, spec: InputSpec, where: str) -> None:
     if array.size == 0 or array.dtype == np.bool_:
         return
     if array.dtype.kind == "f":
@@ -84,7 +85,7 @@ def _require_integers(array: np.ndarray, spec: InputSpec, where: str) -> None:
             )
 
 
-def _text(array: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
+def _text(array: Array, spec: InputSpec, where: str) -> Array:
     if array.dtype.kind == "U":
         texts = array
     else:

@@ -107,8 +107,8 @@ def _npy_groups(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]
     for group in groups:
         missing = [spec.name for spec in inputs if spec.name not in group]
         if missing:
-            beside = f" (beside {next(iter(group.values())).name})" if group else ""
-            raise missing_inputs(f"the folder {folder}{beside}", missing, (path.stem for path in files[:20]))
+            company = f" (beside {next(iter(group.values())).name})" if group else ""
+            raise missing_inputs(f"the folder {folder}{company}", missing, (path.stem for path in files[:20]))
     return groups
 
 

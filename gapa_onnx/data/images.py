@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data.convert import kind
 from gapa_onnx.data.record import Record, reading, stream_of
 from gapa_onnx.data.spec import ImageOptions, InputSpec, fixed
@@ -25,8 +27,8 @@ class ImageLayout:
     channels_first: bool
     height: int | None  #: None: as the image is
     width: int | None
-    mean: np.ndarray | None  # (channels,) or (1,)
-    std: np.ndarray | None  # (channels,) or (1,)
+    mean: Array | None  # (channels,) or (1,)
+    std: Array | None  # (channels,) or (1,)
 
 
 def image_layout(inputs: Sequence[InputSpec], options: ImageOptions) -> ImageLayout:
@@ -46,7 +48,8 @@ def image_layout(inputs: Sequence[InputSpec], options: ImageOptions) -> ImageLay
             "write a loader.py:function that prepares the images as the model takes them",
         )
     first = shape[1] in (1, 3)
-    channels, height, width = (shape[1], shape[2], shape[3]) if first else (shape[3], shape[1], shape[2])
+    height, width = shape[2:] if first else shape[1:3]
+    channels = 3 if shape[1 if first else 3] == 3 else 1
     if kind(spec.dtype) not in ("float", "int") or spec.dtype == np.int8:
         raise UserError(
             f"images do not fit input '{spec.name}', which takes {spec}: pixels are 0 … 255 or 0.0 … 1.0",
@@ -75,7 +78,7 @@ def image_records(files: Sequence[Path], layout: ImageLayout) -> Iterator[Record
         yield Record(str(path), {layout.spec.name: stream_of(load_image(path, layout)[None], str(path))})
 
 
-def load_image(path: Path, layout: ImageLayout) -> np.ndarray:
+def load_image(path: Path, layout: ImageLayout) -> Array:
     """One image as a row: (C, H, W) or (H, W, C), uint8 as stored or float (x / 255 − mean) / std."""
     Image = require_pillow()
     with reading(path, SyntaxError, Image.DecompressionBombError), Image.open(path) as image:
@@ -98,7 +101,8 @@ def load_image(path: Path, layout: ImageLayout) -> np.ndarray:
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if layout.channels_first else pixels
 
 
-def require_pillow():
+def require_pillow() -> ModuleType:
+    """Pillow's module `Image`; a UserError where it is not installed."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -106,7 +110,7 @@ def require_pillow():
     return Image
 
 
-def _per_channel(values: Sequence[float] | None, name: str, channels: int) -> np.ndarray | None:
+def _per_channel(values: Sequence[float] | None, name: str, channels: int) -> Array | None:
     if values is None:
         return None
     array = np.atleast_1d(np.asarray(values, np.float32))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data.record import Reader, Record, record_of
 from gapa_onnx.errors import UserError
 
@@ -25,6 +26,8 @@ def load_function(path: Path, name: str) -> Callable[[], Iterable[Mapping[str, A
     # private, and one per file, so that no installed module is shadowed
     module_name = "_gapa_onnx_loader_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
     spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:  # Python knows source by the suffix .py, in small letters
+        raise UserError(f"{path} is not a Python file", "the form is path/to/loader.py:function")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses and pickle look a class's module up here
     sys.path.insert(0, str(path.resolve().parent))
@@ -36,7 +39,7 @@ def load_function(path: Path, name: str) -> Callable[[], Iterable[Mapping[str, A
     finally:
         with contextlib.suppress(ValueError):  # the file may have changed the path itself
             sys.path.remove(str(path.resolve().parent))
-    function = getattr(module, name, None)
+    function: Callable[[], Iterable[Mapping[str, Any]]] | None = getattr(module, name, None)
     if callable(function):
         return function
     own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -94,7 +97,7 @@ def iterable_reader(items: Iterable[Any], name: str) -> Reader:
     return Reader(name, lambda: _records(items, name), count=lambda: None, eager=False)
 
 
-def as_arrays(item: Any, where: str) -> dict[str, np.ndarray]:
+def as_arrays(item: Any, where: str) -> dict[str, Array]:
     """A dict of anything array-like as a dict of arrays."""
     if not isinstance(item, Mapping):
         raise UserError(
@@ -151,7 +154,7 @@ class _Replay:
         self._failure: Exception | None = None
         self._kept: list[list[tuple[str, np.dtype, tuple[int, ...], int]]] = []  #: key, dtype, shape, offset
 
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+    def __iter__(self) -> Iterator[dict[str, Array]]:
         number = 0
         while True:
             if number == len(self._kept):
@@ -166,10 +169,10 @@ class _Replay:
                     self._failure = error
                     raise
                 self._keep(as_arrays(item, f"item {number} of {self._name}"))
-            yield {key: self._load(*place) for key, *place in self._kept[number]}
+            yield {key: self._load(dtype, shape, at) for key, dtype, shape, at in self._kept[number]}
             number += 1
 
-    def _keep(self, arrays: dict[str, np.ndarray]) -> None:
+    def _keep(self, arrays: dict[str, Array]) -> None:
         places = []
         for key, array in arrays.items():
             if array.dtype.hasobject:
@@ -184,7 +187,7 @@ class _Replay:
             places.append((key, array.dtype, array.shape, offset))
         self._kept.append(places)
 
-    def _load(self, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
+    def _load(self, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> Array:
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._file.seek(offset)
         return np.frombuffer(self._file.read(size), dtype).reshape(shape) if size else np.empty(shape, dtype)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 
 
@@ -22,9 +23,9 @@ class ArrayStream:
     where: str
     dtype: np.dtype
     shape: tuple[int, ...]
-    read: Callable[[int], Iterator[np.ndarray]]
+    read: Callable[[int], Iterator[Array]]
 
-    def whole(self) -> np.ndarray:
+    def whole(self) -> Array:
         pieces = self.read(max(1, self.shape[0]) if self.shape else 1)
         return next(pieces, np.empty(self.shape, self.dtype))
 
@@ -51,10 +52,10 @@ class Reader:
     eager: bool = True
 
 
-def stream_of(array: np.ndarray, where: str) -> ArrayStream:
+def stream_of(array: Array, where: str) -> ArrayStream:
     """An array that is in memory, or memory-mapped, as a stream."""
 
-    def read(step: int) -> Iterator[np.ndarray]:
+    def read(step: int) -> Iterator[Array]:
         if array.ndim == 0:
             yield array
             return
@@ -64,7 +65,7 @@ def stream_of(array: np.ndarray, where: str) -> ArrayStream:
     return ArrayStream(where, array.dtype, array.shape, read)
 
 
-def record_of(arrays: Mapping[str, np.ndarray], where: str) -> Record:
+def record_of(arrays: Mapping[str, Array], where: str) -> Record:
     """Arrays in memory as a record."""
     return Record(where, {key: stream_of(array, f"{where}: '{key}'") for key, array in arrays.items()})
 
@@ -72,11 +73,12 @@ def record_of(arrays: Mapping[str, np.ndarray], where: str) -> Record:
 @contextmanager
 def reading(where: object, *failures: type[Exception]) -> Iterator[None]:
     """Turn what a parser throws at a broken file into a sentence that names the file."""
+    broken: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, *failures)
     try:
         yield
     except UserError:
         raise
-    except (OSError, ValueError, EOFError, *failures) as error:
+    except broken as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"{where} cannot be read: {reason}", "the file may be truncated, corrupt or of another format"

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data.batching import Batcher
 from gapa_onnx.data.binding import bind
 from gapa_onnx.data.folder import ACCEPTED, kind_of, open_files, open_folder
@@ -55,7 +56,7 @@ class DataSource:
             return self._reader.count()
         return sum(bind(record, self.inputs).rows for record in self._reader.records())
 
-    def batches(self, batch_size: int = 256) -> Iterator[dict[str, np.ndarray]]:
+    def batches(self, batch_size: int = 256) -> Iterator[dict[str, Array]]:
         """The rows, in order, from the first on each call; C-contiguous and of the inputs' types.
 
         Where the model fixes its batch size, that is the size, and a remainder is left out.
@@ -64,7 +65,7 @@ class DataSource:
             raise UserError(f"the batch size is {batch_size}", "give at least 1")
         return self._batches(batch_size)
 
-    def _batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+    def _batches(self, batch_size: int) -> Iterator[dict[str, Array]]:
         batcher = Batcher(batch_size)
         size = None
         for record in self._reader.records():

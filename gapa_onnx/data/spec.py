@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral
+from typing import TypeGuard
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class ImageOptions:
     std: tuple[float, ...] | None = None
 
 
-def fixed(size: int | str | None) -> bool:
+def fixed(size: int | str | None) -> TypeGuard[int]:
     """Whether a dimension of a spec is a number."""
     return isinstance(size, int)
 

@@ -12,9 +12,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data.binding import missing_inputs
 from gapa_onnx.data.convert import kind
 from gapa_onnx.data.record import Record, reading, stream_of
@@ -41,7 +43,7 @@ def csv_records(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Record]:
     with reading(path, csv.Error), path.open(newline="", encoding="utf-8-sig") as file:
         opening = next((line for line in file if line.strip()), "")
         file.seek(0)
-        rows = _numbered_rows(csv.reader(file, delimiter=max(",;\t", key=opening.count)))
+        rows = _numbered_rows(file, delimiter=max(",;\t", key=opening.count))
         first = next(rows, None)
         if first is None:
             return
@@ -77,7 +79,9 @@ def csv_count(path: Path, inputs: Sequence[InputSpec]) -> int | None:
     return rows - _is_header(cells, inputs) if rows else 0
 
 
-def _numbered_rows(reader) -> Iterator[tuple[int, list[str]]]:
+def _numbered_rows(file: IO[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows that hold something, each with the number of its line."""
+    reader = csv.reader(file, delimiter=delimiter)
     for row in reader:
         if row and (len(row) > 1 or row[0].strip()):
             yield reader.line_num, row
@@ -151,11 +155,18 @@ def _side_by_side(
     )
 
 
+def _row_shape(spec: InputSpec) -> tuple[int, ...] | None:
+    """The shape of one row, or None where the model leaves that open."""
+    if spec.shape is None:
+        return None
+    sizes = tuple(size for size in spec.shape[1:] if fixed(size))
+    return sizes if len(sizes) == len(spec.shape[1:]) else None
+
+
 def _row_size(spec: InputSpec) -> int | None:
     """Elements of one row, or None where the model leaves that open."""
-    if spec.shape is None or not all(fixed(size) for size in spec.shape[1:]):
-        return None
-    return math.prod(spec.shape[1:])
+    shape = _row_shape(spec)
+    return None if shape is None else math.prod(shape)
 
 
 def _csv_chunk(
@@ -176,7 +187,7 @@ def _csv_chunk(
         spec, columns = selection.spec, selection.columns
         cells = [[row[column] for column in columns] for _, row in chunk]
 
-        def name_cell(row: int, column: int, columns=columns) -> str:
+        def name_cell(row: int, column: int, columns: tuple[int, ...] = columns) -> str:
             title = header[columns[column]].strip() if header else ""
             place = f"{path}, line {chunk[row][0]}, column {columns[column] + 1}"
             return f"{place} ('{title}')" if title else place
@@ -186,7 +197,7 @@ def _csv_chunk(
     return Record(str(path), arrays)
 
 
-def _numbers(cells: list[list[str]], spec: InputSpec, name_cell: Callable[[int, int], str]) -> np.ndarray:
+def _numbers(cells: list[list[str]], spec: InputSpec, name_cell: Callable[[int, int], str]) -> Array:
     """Cells as int64 where the input is an integer and they are too, else as float64."""
     if kind(spec.dtype) == "text":
         return np.array(cells, dtype=np.str_)
@@ -212,18 +223,18 @@ def _numbers(cells: list[list[str]], spec: InputSpec, name_cell: Callable[[int, 
     return np.array(cells, dtype=np.float64)
 
 
-def _shaped(values: np.ndarray, spec: InputSpec, where: str) -> np.ndarray:
+def _shaped(values: Array, spec: InputSpec, where: str) -> Array:
     """Rows of values (n, …) in the trailing shape of the input, where the model fixes it."""
-    wanted = _row_size(spec)
-    if spec.shape == () or wanted is None:
+    shape = _row_shape(spec)
+    if spec.shape == () or shape is None:
         return values
-    given = math.prod(values.shape[1:])
+    given, wanted = math.prod(values.shape[1:]), math.prod(shape)
     if given != wanted:
         raise UserError(
             f"{where} has {given} values per row for input '{spec.name}', which takes {spec}",
             "the values of a row must fill one row of the input",
         )
-    return values.reshape(len(values), *spec.shape[1:])
+    return values.reshape(len(values), *shape)
 
 
 def parquet_records(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Record]:
@@ -247,8 +258,10 @@ def parquet_records(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Record]
 
 
 def parquet_count(path: Path) -> int:
+    """The rows of a parquet file, which it states itself."""
     with reading(path, NotImplementedError), _open_parquet(path) as file:
-        return file.metadata.num_rows
+        rows: int = file.metadata.num_rows
+        return rows
 
 
 def _select_parquet(
@@ -279,10 +292,11 @@ def _select_parquet(
     return [_Selection(inputs[0], _side_by_side(where, titles, scalars, inputs[0]), False)]
 
 
-def _column(column, where: str) -> np.ndarray:
+def _column(column: Any, where: str) -> Array:
     """A column as (n,), a list column as (n, k), a list of lists as (n, k, l)."""
     if not _list_depth(column.type):
-        return column.to_numpy(zero_copy_only=False)
+        values: Array = column.to_numpy(zero_copy_only=False)
+        return values
     if column.null_count:
         raise UserError(f"{where} has a null where a list should be", "leave such rows out")
     length = getattr(column.type, "list_size", None)  # only lists of a fixed size have it
@@ -297,20 +311,21 @@ def _column(column, where: str) -> np.ndarray:
     return values.reshape(len(column), length, *values.shape[1:])
 
 
-def _is_numeric_type(dtype) -> bool:
+def _is_numeric_type(dtype: Any) -> bool:
     import pyarrow.types as types
 
-    return types.is_integer(dtype) or types.is_floating(dtype) or types.is_boolean(dtype)
+    return bool(types.is_integer(dtype) or types.is_floating(dtype) or types.is_boolean(dtype))
 
 
-def _list_depth(dtype) -> int:
+def _list_depth(dtype: Any) -> int:
     import pyarrow.types as types
 
     is_list = types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)
     return 1 + _list_depth(dtype.value_type) if is_list else 0
 
 
-def _open_parquet(path: Path):
+def _open_parquet(path: Path) -> Any:
+    # pyarrow has no types: a file, its columns and their types are Any here and above
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from gapa_onnx import __version__
+from gapa_onnx.arrays import Array
 from gapa_onnx.emit.numbers import Numbers, at_sites, file_tensors
 from gapa_onnx.emit.rewrite import SiteTensors, Template
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
@@ -57,7 +58,7 @@ def attach(model: onnx.ModelProto, record: Record) -> None:
     entry.value = json.dumps(record.as_json(), sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
-def put_tensor(graph: onnx.GraphProto, name: str, array: np.ndarray) -> bool:
+def put_tensor(graph: onnx.GraphProto, name: str, array: Array) -> bool:
     """Give an initializer another number, in the type that it has; False where there is none of the name."""
     for tensor in graph.initializer:
         if tensor.name == name:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.emit.rewrite import SiteTensors, Template
 from gapa_onnx.fit.calibrate import SiteFit
 from gapa_onnx.plan.heads.noise import NoiseHead
@@ -30,7 +31,7 @@ class Numbers:
     remarks: Mapping[str, str] = field(default_factory=dict)  #: by output: what could not be found, and why
 
 
-def site_tensors(template: Template, fits: Sequence[SiteFit]) -> dict[str, np.ndarray]:
+def site_tensors(template: Template, fits: Sequence[SiteFit]) -> dict[str, Array]:
     """The parameters of every site, by name, in a form that holds for any b."""
     tensors = {}
     for site, fit in at_sites(template, fits):
@@ -40,7 +41,7 @@ def site_tensors(template: Template, fits: Sequence[SiteFit]) -> dict[str, np.nd
     return tensors
 
 
-def file_tensors(template: Template, numbers: Numbers) -> dict[str, np.ndarray]:
+def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
     """Every parameter that has a number, by name, as the file holds it."""
     tensors = site_tensors(template, numbers.fits)
     for site, fit in at_sites(template, numbers.fits):

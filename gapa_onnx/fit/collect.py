@@ -5,13 +5,14 @@ Memory is bounded whatever the size of the data: moments are running sums, rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 from onnxruntime import InferenceSession
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import statistics
@@ -19,6 +20,7 @@ from gapa_onnx.model.load import SourceModel
 from gapa_onnx.model.splice import splice
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.tasks import Task
+from gapa_onnx.progress import Progress, silent
 from gapa_onnx.sessions.inference import row_count
 from gapa_onnx.sessions.runtime import first_line, open_session
 from gapa_onnx.settings import Settings
@@ -30,8 +32,6 @@ INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
 MOST_BATCH_ROWS = 256
 BATCH_NUMBERS = 1 << 20  # input numbers per batch: 256 rows of 64 x 64 pixels
 HELD_OUT_ROWS = 2000  # rows for leave-one-out shares and for the recall of an index
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,7 @@ class Collected:
     reader: QueryReader = field(repr=False)  #: for rows that are looked at again
 
 
-def collect(
-    plan: Plan, data: DataSource, settings: Settings, progress: Progress = lambda text, done: None
-) -> Collected:
+def collect(plan: Plan, data: DataSource, settings: Settings, progress: Progress = silent) -> Collected:
     """The one pass over the data: the source model runs, and what the fit needs of its activations is kept."""
     collectors = tuple(Collector(site, settings, len(plan.sites)) for site in plan.sites)
     inputs = InputSample(settings.seed) if settings.length_scale == "input" else None
@@ -124,7 +122,7 @@ def _query_reader(source: SourceModel, sites: Sequence[Site]) -> QueryReader:
     queries = []
     for site in sites:
         with graph.scope(f"{site.prefix}/query"):
-            tensor = graph.tensor(site.query, tensors[site.query].dtype or np.float32)
+            tensor = graph.tensor(site.query, np.dtype(tensors[site.query].dtype or np.float32))
             queries.append(graph.emit("Identity", arrange(graph, site, tensor)))
     maps = list(dict.fromkeys(site.query for site in sites if site.layout in (Layout.POOLED, Layout.FLAT)))
     names = [query.name for query in queries]
@@ -145,11 +143,15 @@ class Collector:
         self.sample: statistics.RowSample | None = None  # made when the first batch tells the width
         self.dropped = 0
 
-    def add(self, query: np.ndarray, feature_map: np.ndarray | None) -> None:
+    @property
+    def seen(self) -> int:
+        """The rows that came and were finite."""
+        return self.sample.seen if self.sample else 0
+
+    def add(self, query: Array, feature_map: Array | None) -> None:
         rows = query.reshape(-1, query.shape[-1]) if query.ndim else query.reshape(1, 1)  # (n, d)
-        if self.sample is None:
-            self._begin(rows.shape[1])
-        elif rows.shape[1] != self.width:
+        sample = self.sample or self._begin(rows.shape[1])
+        if rows.shape[1] != self.width:
             raise UserError(
                 f"site {self.site.name!r} is {self.width} wide on some calibration data and {rows.shape[1]} on others",
                 "use data of one size, or another site or layout",
@@ -157,23 +159,24 @@ class Collector:
         finite = statistics.finite_rows(rows)
         self.dropped += int(len(rows) - finite.sum())
         rows = rows[finite]
-        self.sample.add(rows)
+        sample.add(rows)
         self.moments.add(rows)
         if feature_map is not None:
             self.map_shape = feature_map.shape[1:]
-        if self.site.layout is Layout.POOLED:
+        if self.site.layout is Layout.POOLED and feature_map is not None:
             channels = np.moveaxis(feature_map, 1, -1).reshape(-1, feature_map.shape[1]).astype(np.float32)
             self.channel_moments.add(channels[statistics.finite_rows(channels)])
 
-    def _begin(self, width: int) -> None:
+    def _begin(self, width: int) -> statistics.RowSample:
         self.width = width
         self.sample = statistics.RowSample(self._capacity(self.settings), width, self.settings.seed)
         self.moments = statistics.Moments(width, covariance=self.settings.metric == "whitened")
         self.channel_moments = statistics.Moments(width)  # used where the query is a pooled map
+        return self.sample
 
-    def rows(self, settings: Settings) -> np.ndarray:
+    def rows(self, settings: Settings) -> Array:
         """The sample that these settings call for: (n, width)."""
-        return self.sample.smaller(self._capacity(settings))
+        return self.sample.smaller(self._capacity(settings)) if self.sample else np.empty((0, 0), np.float32)
 
     def _capacity(self, settings: Settings) -> int:
         capacity = max(settings.k + 1, self.budget // (4 * self.width))
@@ -189,7 +192,12 @@ class InputSample:
         self.seed = seed
         self.sample: statistics.RowSample | None = None
 
-    def add(self, batch: dict[str, np.ndarray]) -> None:
+    @property
+    def rows(self) -> Array:
+        """The sampled rows: (n, D)."""
+        return self.sample.rows if self.sample else np.empty((0, 0), np.float32)
+
+    def add(self, batch: dict[str, Array]) -> None:
         parts = [
             a.reshape(len(a), -1) for a in batch.values() if a.ndim and np.issubdtype(a.dtype, np.number)
         ]

@@ -7,11 +7,13 @@ one thread, or is made again in float64 where float32 rounding could have change
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import faiss
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.op.assignment import blocks, groups, nearest
 
@@ -25,12 +27,11 @@ _SEEDING_VALUES = 2e10  # compared while seeding, at most about 8 s; what is ask
 _SEEDING_SHARE, _PART_SHARE = 0.3, 0.5  # of the progress shown: up to the end of each
 _WIDE = 32  # so wide a row is worth asking first whether a new seed can be nearer to it than the old ones
 
-Progress = Callable[[float], None]
+Report = Callable[[float], None]
+"""Told the fraction that is done."""
 
 
-def select(
-    method: str, rows: np.ndarray, count: int, seed: int = 0, progress: Progress | None = None
-) -> np.ndarray:
+def select(method: str, rows: Array, count: int, seed: int = 0, progress: Report | None = None) -> Array:
     """At most `count` distinct points (≤ count, d) for finite float32 rows (m, d).
 
     kmeans: centroids. fps: rows in farthest-first order. random: rows without replacement, in their
@@ -60,14 +61,14 @@ def select(
     return points
 
 
-def cluster_sizes(rows: np.ndarray, points: np.ndarray) -> np.ndarray:
+def cluster_sizes(rows: Array, points: Array) -> Array:
     """How many rows (m, d) are nearest to each point (k, d) -> (k,)."""
     mean, scale = _centre(rows)
     owner = nearest(_normalised(rows, mean, scale), _normalised(points, mean, scale))
     return np.bincount(owner, minlength=len(points))
 
 
-def distinct_rows(rows: np.ndarray) -> np.ndarray:
+def distinct_rows(rows: Array) -> Array:
     """Indices of the rows that no earlier row equals, ascending; -0 equals 0.
 
     Rows with equal hashes are compared, so a collision keeps a row and never loses one.
@@ -89,7 +90,7 @@ def distinct_rows(rows: np.ndarray) -> np.ndarray:
     return np.flatnonzero(~repeated)
 
 
-def _farthest_first(rows: np.ndarray, count: int, report: Progress) -> np.ndarray:
+def _farthest_first(rows: Array, count: int, report: Report) -> Array:
     """Indices of a greedy traversal: each next row is the farthest from all chosen before it.
 
     It starts at the row nearest to the mean, which depends neither on a seed nor on the order of the rows
@@ -114,8 +115,8 @@ def _farthest_first(rows: np.ndarray, count: int, report: Progress) -> np.ndarra
 
 
 def _kmeans(
-    rows: np.ndarray, distinct: np.ndarray, count: int, generator: np.random.Generator, report: Progress
-) -> np.ndarray:
+    rows: Array, distinct: Array, count: int, generator: np.random.Generator, report: Report
+) -> Array:
     """Centroids (≤ count, d) of Lloyd's algorithm from a k-means++ start.
 
     It works on rows that are centred and scaled to about 1, since float32 loses digits to an offset. Seeds
@@ -123,8 +124,8 @@ def _kmeans(
     these are many, a part of them brings the centroids near to where they stay, and all of them finish.
     """
     mean, scale = _centre(rows)
-    candidates, trials = _seeding_effort(len(distinct), rows.shape[1], count)
-    candidates = _normalised(rows, mean, scale, _sample(distinct, candidates, generator))
+    size, trials = _seeding_effort(len(distinct), rows.shape[1], count)
+    candidates = _normalised(rows, mean, scale, _sample(distinct, size, generator))
     done = _SEEDING_SHARE
     centroids = _seeds(candidates, count, trials, generator, _between(report, 0, done))
     training = _normalised(
@@ -149,16 +150,14 @@ def _seeding_effort(m: int, d: int, count: int) -> tuple[int, int]:
     return candidates, trials
 
 
-def _sample(indices: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
+def _sample(indices: Array, size: int, generator: np.random.Generator) -> Array:
     """At most `size` of the indices, in their order."""
     if len(indices) <= size:
         return indices
     return indices[np.sort(generator.choice(len(indices), size, replace=False))]
 
 
-def _seeds(
-    rows: np.ndarray, count: int, trials: int, generator: np.random.Generator, report: Progress
-) -> np.ndarray:
+def _seeds(rows: Array, count: int, trials: int, generator: np.random.Generator, report: Report) -> Array:
     """k-means++: each next seed is drawn with probability ∝ squared distance to the seeds before it.
 
     Of `trials` draws the one that lowers the inertia most is taken: with well-separated clusters a single
@@ -181,9 +180,7 @@ def _seeds(
     return seeds
 
 
-def _lowered(
-    squares: np.ndarray, owner: np.ndarray, rows: np.ndarray, seeds: np.ndarray, new: np.ndarray
-) -> np.ndarray:
+def _lowered(squares: Array, owner: Array, rows: Array, seeds: Array, new: Array) -> Array:
     """The squared distances (m,) of rows to the nearest seed once there is a new one, to the bit.
 
     It is not nearer to a row than the seed that owns the row if it is twice as far from that seed as the row is.
@@ -195,12 +192,12 @@ def _lowered(
     open_to_it = np.flatnonzero(_squared_distances(seeds, new)[owner] < np.float32(twice) * squares)
     fresh = np.empty(len(open_to_it), np.float32)
     faiss.fvec_L2sqr_by_idx(*map(faiss.swig_ptr, (fresh, new, rows, open_to_it)), d, 1, len(fresh))
-    lowered = squares.copy()
+    lowered: Array = squares.copy()
     lowered[open_to_it] = np.minimum(squares[open_to_it], fresh)
     return lowered
 
 
-def _lloyd(rows: np.ndarray, centroids: np.ndarray, report: Progress) -> np.ndarray:
+def _lloyd(rows: Array, centroids: Array, report: Report) -> Array:
     """Alternate assignment and means, from centroids (k, d) -> (k, d). An empty cluster keeps its place."""
     centroids = centroids.astype(np.float64)
     total = np.einsum("ij,ij->", rows, rows, dtype=np.float64)
@@ -219,22 +216,20 @@ def _lloyd(rows: np.ndarray, centroids: np.ndarray, report: Progress) -> np.ndar
     return centroids
 
 
-def _cluster_sums(rows: np.ndarray, owner: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def _cluster_sums(rows: Array, owner: Array, k: int) -> tuple[Array, Array]:
     """Sum (k, d) and size (k,) of each cluster, added in row order in float64."""
     clusters = groups(owner, k)
     sums = np.stack([rows[members].sum(axis=0, dtype=np.float64) for members in clusters])
     return sums, np.array([len(members) for members in clusters])
 
 
-def _centre(rows: np.ndarray) -> tuple[np.ndarray, float]:
+def _centre(rows: Array) -> tuple[Array, float]:
     """Mean (d,) and scale by which rows are brought to about 1: float32 loses digits to an offset."""
     mean = rows.mean(axis=0, dtype=np.float64)
     return mean, _scale(max((rows.max(axis=0) - mean).max(), (mean - rows.min(axis=0)).max()))
 
 
-def _normalised(
-    rows: np.ndarray, mean: np.ndarray, scale: float, chosen: np.ndarray | None = None
-) -> np.ndarray:
+def _normalised(rows: Array, mean: Array, scale: float, chosen: Array | None = None) -> Array:
     """(rows − mean) · scale of the chosen rows (b,) or of all, computed in float64."""
     chosen = np.arange(len(rows)) if chosen is None else chosen
     result = np.empty((len(chosen), rows.shape[1]), np.float32)
@@ -243,12 +238,12 @@ def _normalised(
     return result
 
 
-def _between(report: Progress, start: float, end: float) -> Progress:
-    """Progress of a part that takes all from `start` to `end`."""
+def _between(report: Report, start: float, end: float) -> Report:
+    """The report of a part that takes all from `start` to `end`."""
     return lambda done: report(start + (end - start) * done)
 
 
-def _squared_distances(rows: np.ndarray, to: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+def _squared_distances(rows: Array, to: Array, out: Array | None = None) -> Array:
     """Squared distances of all rows (m, d) to one (d,) -> (m,): differences first, in one thread."""
     out = np.empty(len(rows), np.float32) if out is None else out
     faiss.fvec_L2sqr_ny(*map(faiss.swig_ptr, (out, to, rows)), rows.shape[1], len(rows))
@@ -257,4 +252,5 @@ def _squared_distances(rows: np.ndarray, to: np.ndarray, out: np.ndarray | None 
 
 def _scale(largest: float) -> float:
     """The power of two that brings `largest` to about 1, so that no square overflows; exact to apply."""
-    return 2.0 ** -float(np.clip(np.frexp(largest)[1], -126, 126))
+    exponent = int(np.clip(np.frexp(largest)[1], -126, 126))
+    return math.ldexp(1.0, -exponent)

@@ -9,20 +9,23 @@ from __future__ import annotations
 import faiss
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.op.neighbourhoods import Chosen
 from gapa_onnx.threads import one_thread
 
-QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995, 0.999)
+# Quantiles that a file carries, of shares and of scores: every percent, and the tail in finer steps.
+QUANTILES = tuple(round(q / 1000, 3) for q in (*range(10, 990, 10), *range(990, 1000)))
 
 _EPS = float(np.finfo(np.float32).eps)
 _BLOCK_VALUES = 1 << 20  # float64 values per working block: 8 MB
 _SPARE_CANDIDATES = 8  # beyond k + 1, so that float32 rounding in the search cannot cost a neighbour
 
 
-def finite_rows(rows: np.ndarray) -> np.ndarray:
+def finite_rows(rows: Array) -> Array:
     """Which rows hold neither NaN nor infinity: (n, d) -> bool (n,)."""
-    return np.isfinite(rows).all(axis=1)
+    finite: Array = np.all(np.isfinite(rows), axis=1)
+    return finite
 
 
 class Moments:
@@ -44,7 +47,7 @@ class Moments:
         self._block = np.empty((max(1, min(1024, _BLOCK_VALUES // d)), d))
         self._filled = 0
 
-    def add(self, rows: np.ndarray) -> None:
+    def add(self, rows: Array) -> None:
         """Take in rows (n, d)."""
         start = 0
         while start < len(rows):
@@ -61,22 +64,22 @@ class Moments:
         return self._count + self._filled
 
     @property
-    def mean(self) -> np.ndarray:  # (d,)
+    def mean(self) -> Array:  # (d,)
         return self._merged()[1]
 
     @property
-    def std(self) -> np.ndarray:  # (d,)
+    def std(self) -> Array:  # (d,)
         count, _, scatter = self._merged()
         return np.sqrt((np.diagonal(scatter) if self._tracks_covariance else scatter) / count)
 
     @property
-    def covariance(self) -> np.ndarray:  # (d, d)
+    def covariance(self) -> Array:  # (d, d)
         if not self._tracks_covariance:
             raise ValueError("these moments were made without covariance=True")
         count, _, scatter = self._merged()
         return scatter / count
 
-    def _merged(self) -> tuple[int, np.ndarray, np.ndarray]:
+    def _merged(self) -> tuple[int, Array, Array]:
         """Count, mean and scatter with the rows of the unfinished block, which stays as it is."""
         if self.count == 0:
             raise ValueError("no rows were added")
@@ -120,19 +123,20 @@ class RowSample:
         return self._seen
 
     @property
-    def rows(self) -> np.ndarray:  # (min(seen, capacity), d)
+    def rows(self) -> Array:  # (min(seen, capacity), d)
         """The sample so far, in stream order (a copy)."""
         return self.smaller(self._capacity)
 
-    def smaller(self, capacity: int) -> np.ndarray:
+    def smaller(self, capacity: int) -> Array:
         """The sample that a smaller capacity would have kept of the same stream: (min(seen, capacity), d)."""
         self._thin_out()
         if self._held <= capacity:
-            return self._buffer[: self._held].copy()
+            everything: Array = self._buffer[: self._held].copy()
+            return everything
         kept = np.sort(np.argsort(self._keys[: self._held], kind="stable")[:capacity])
         return self._buffer[kept]
 
-    def add(self, rows: np.ndarray) -> None:
+    def add(self, rows: Array) -> None:
         """Offer rows (n, d)."""
         keys = self._generator.random(len(rows))  # one 64-bit draw per row, so cuts do not shift the stream
         self._seen += len(rows)
@@ -174,7 +178,7 @@ class RowSample:
         self._highest = self._keys[: self._held].max()
 
 
-def median_distance(rows: np.ndarray, pairs: int = 200_000, seed: int = 0) -> float:
+def median_distance(rows: Array, pairs: int = 200_000, seed: int = 0) -> float:
     """Median Euclidean distance between two different rows of (m, d); 0.0 for fewer than two rows.
 
     Over all m(m−1)/2 pairs while these are no more than `pairs`, else over `pairs` random ones, whose median
@@ -200,7 +204,7 @@ def median_distance(rows: np.ndarray, pairs: int = 200_000, seed: int = 0) -> fl
     return float(np.median(distances))
 
 
-def whitening(mean: np.ndarray, covariance: np.ndarray, floor: float = 1e-3) -> np.ndarray:
+def whitening(mean: Array, covariance: Array, floor: float = 1e-3) -> Array:
     """The PCA whitening W (d, d), float32: (z − mean) W has unit variance along every principal axis.
 
     W = U diag(max(λ, λ_floor))^-½ for covariance = U diag(λ) Uᵀ, largest λ first, and
@@ -219,35 +223,38 @@ def whitening(mean: np.ndarray, covariance: np.ndarray, floor: float = 1e-3) -> 
         )
     largest = axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])]
     axes = axes * np.where(largest < 0, -1.0, 1.0)
-    return (axes / np.sqrt(np.maximum(values, max(floor * values[0], rounding)))).astype(np.float32)
+    spread = np.sqrt(np.maximum(values, max(floor * values[0], rounding)))  # (d,)
+    whitened: Array = (axes / spread).astype(np.float32)
+    return whitened
 
 
 class NearestSearch:
     """The nearest of some points (M, d), exactly, prepared once for many searches."""
 
-    def __init__(self, points: np.ndarray):
+    def __init__(self, points: Array):
         self._centre = points.mean(axis=0, dtype=np.float64)  # float32 loses digits to a common offset
         self._index = faiss.IndexFlatL2(points.shape[1])
         self._index.add((points - self._centre).astype(np.float32))
 
-    def candidates(self, rows: np.ndarray, count: int) -> np.ndarray:
+    def candidates(self, rows: Array, count: int) -> Array:
         """Indices (b, count) for rows (b, d), -1 where there are fewer points."""
         with one_thread():
-            return self._index.search((rows - self._centre).astype(np.float32), count)[1]
+            found: Array = self._index.search((rows - self._centre).astype(np.float32), count)[1]
+        return found
 
 
 @one_thread()
 def leave_one_out_share(
-    rows: np.ndarray,
-    points: np.ndarray,
+    rows: Array,
+    points: Array,
     k: int,
     length_scale: float,
     jitter: float,
-    sizes: np.ndarray | None = None,
-    neighbourhoods: np.ndarray | Chosen | None = None,
-    twins: np.ndarray | None = None,
+    sizes: Array | None = None,
+    neighbourhoods: Array | Chosen | None = None,
+    twins: Array | None = None,
     search: NearestSearch | None = None,
-) -> np.ndarray:
+) -> Array:
     """The op's s for calibration rows (q, d), as if the row had not been among the data -> (q,).
 
     A point that is the row itself is left out: within 4 float32 roundings, ‖row − point‖ ≤ 4ε‖row‖. Where
@@ -276,8 +283,10 @@ def leave_one_out_share(
             first = order[:, :1]
             nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
             found = np.take_along_axis(present, first, axis=1)  # (b, 1)
-            whole = isinstance(neighbourhoods, np.ndarray)
-            group = neighbourhoods[nearest] if whole else neighbourhoods.without(part, nearest)
+            if isinstance(neighbourhoods, Chosen):
+                group = neighbourhoods.without(part, nearest)
+            else:
+                group = neighbourhoods[nearest]
             members = np.where(found, group[:, :k], -1)
             offsets, present, order = _without_itself(part, twin, points, members, own, sizes)
         kept = np.arange(len(part))[:, None], order[:, :k]
@@ -286,21 +295,22 @@ def leave_one_out_share(
     return shares
 
 
-def _own(rows: np.ndarray, points: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+def _own(rows: Array, points: Array, candidates: Array) -> Array:
     """The nearest of the candidates (b, c) of each row -> (b,); -1 if it has none."""
     offsets = points[candidates].astype(np.float64) - rows[:, None, :]
     distances = np.where(candidates < 0, np.inf, np.einsum("bcd,bcd->bc", offsets, offsets))
-    return candidates[np.arange(len(rows)), distances.argmin(axis=1)]
+    own: Array = candidates[np.arange(len(rows)), distances.argmin(axis=1)]
+    return own
 
 
 def _without_itself(
-    rows: np.ndarray,
-    twins: np.ndarray,
-    points: np.ndarray,
-    candidates: np.ndarray,
-    own: np.ndarray,
-    sizes: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows: Array,
+    twins: Array,
+    points: Array,
+    candidates: Array,
+    own: Array,
+    sizes: Array | None,
+) -> tuple[Array, Array, Array]:
     """Offsets (b, c, d) from each row to its candidates (b, c), whether they count, and their order.
 
     Nearest come first. What is the row itself, or its twin, goes last and does not count. `own` (b,) are the
@@ -325,7 +335,7 @@ def _without_itself(
     return offsets, present, order
 
 
-def _share(offsets: np.ndarray, present: np.ndarray, jitter: float) -> np.ndarray:
+def _share(offsets: Array, present: Array, jitter: float) -> Array:
     """s of each row from the offsets (b, k, d) to its neighbours in length scales -> (b,).
 
     Offsets are from the row, so ‖a‖² + ‖b‖² − 2ab loses no digits that a float64 solve would not.
@@ -338,10 +348,11 @@ def _share(offsets: np.ndarray, present: np.ndarray, jitter: float) -> np.ndarra
     gram[:, each, each] = 1 + jitter  # also of those that do not count: they are then unrelated points
     to_row = np.exp(-squares / 2) * present
     explained = np.einsum("bk,bk->b", to_row, np.linalg.solve(gram, to_row[:, :, None])[:, :, 0])
-    return np.clip(1 - explained, 0, 1)
+    share: Array = np.clip(1 - explained, 0, 1)
+    return share
 
 
-def quantile_table(values: np.ndarray) -> dict[str, float]:
+def quantile_table(values: Array) -> dict[str, float]:
     """The `QUANTILES` of finite values by name ("0.95"): the observed value at or next above each."""
     values = np.asarray(values, np.float64)
     if not len(values) or not np.isfinite(values).all():
@@ -349,6 +360,6 @@ def quantile_table(values: np.ndarray) -> dict[str, float]:
     return {str(q): quantile(values, q) for q in QUANTILES}
 
 
-def quantile(values: np.ndarray, q: float) -> float:
+def quantile(values: Array, q: float) -> float:
     """The observed value at a quantile, or next above it."""
     return float(np.quantile(values, q, method="higher"))

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnxruntime import set_seed
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.op import reference
 from gapa_onnx.op.contract import SCHEMAS, OpSchema
@@ -29,7 +30,7 @@ SMALLEST_SHARE = 1e-6
 ROUNDING = 2.0**-24  # of single precision
 HEAD_ROWS = 4096  # at most, to check a head's operator on: pixels are many
 
-Batch = dict[str, np.ndarray]
+Batch = dict[str, Array]
 Named = tuple[str, onnx.NodeProto]  #: what people call it, and the node
 
 
@@ -111,7 +112,7 @@ def _site_checks(
     model: onnx.ModelProto,
     label: str,
     node: onnx.NodeProto,
-    queries: np.ndarray,
+    queries: Array,
     answers: Sequence[Batch],
     portable: Batch,
 ) -> list[Check]:
@@ -138,12 +139,12 @@ def _site_checks(
 
 
 def _share_of(
-    queries: np.ndarray,
-    ports: dict[str, np.ndarray],
-    found: np.ndarray,
-    nearest: np.ndarray,
-    exact: np.ndarray,
-) -> np.ndarray:
+    queries: Array,
+    ports: dict[str, Array],
+    found: Array,
+    nearest: Array,
+    exact: Array,
+) -> Array:
     """The share by the neighbours found (n, k) where rounding alone may have led to them.
 
     Which of two points is nearer, or which of two lists is to be searched, if float32 cannot tell, decides
@@ -153,7 +154,7 @@ def _share_of(
     rows, points = queries[swapped].astype(np.float64), ports["points"].astype(np.float64)
     centre = points.mean(axis=0)
 
-    def beyond(anchors: np.ndarray, chosen: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    def beyond(anchors: Array, chosen: Array, limit: Array) -> Array:
         """By how much ½‖q − a‖² of the chosen exceeds the limit's, in bounds of its rounding (d + 4) u (‖q‖ + ‖a‖) ‖a‖."""
         largest = np.linalg.norm(anchors - centre, axis=1).max()
         rounding = (np.linalg.norm(rows - centre, axis=1) + largest) * largest
@@ -181,7 +182,7 @@ def _share_of(
     return result
 
 
-def _agree(name: str, share: np.ndarray, exact: np.ndarray) -> Check:
+def _agree(name: str, share: Array, exact: Array) -> Check:
     counted = exact > SMALLEST_SHARE
     error = np.abs(share[counted] - exact[counted]) / exact[counted]
     worst = float(error.max(initial=0.0))
@@ -196,7 +197,7 @@ def _agree(name: str, share: np.ndarray, exact: np.ndarray) -> Check:
 
 def _head_rows(
     model: onnx.ModelProto, node: onnx.NodeProto, answers: Sequence[Batch]
-) -> tuple[list[np.ndarray], int, int]:
+) -> tuple[list[Array], int, int]:
     """Means, variances and outputs (n, C) that a head's operator read, its class axis, and the step between rows."""
     axis = int(_constants(model, node, first=3)[1][0])
     fed = [_rows(answers, name, axis) for name in node.input[:3]]
@@ -204,7 +205,7 @@ def _head_rows(
     return [rows[::every] for rows in fed], axis, every
 
 
-def _placed(rows: Sequence[np.ndarray], axis: int) -> list[np.ndarray]:
+def _placed(rows: Sequence[Array], axis: int) -> list[Array]:
     """Rows (n, C) with the classes on the axis where the node wants them."""
     return [part.T if axis == 0 else part.reshape(len(part), *(1,) * (axis - 1), -1) for part in rows]
 
@@ -213,7 +214,7 @@ def _head_checks(
     model: onnx.ModelProto,
     label: str,
     node: onnx.NodeProto,
-    rows: Sequence[np.ndarray],
+    rows: Sequence[Array],
     axis: int,
     every: int,
     answers: Sequence[Batch],
@@ -235,14 +236,14 @@ def _head_checks(
     return checks
 
 
-def _columns(answers: Sequence[Batch], node: onnx.NodeProto, axis: int) -> np.ndarray:
+def _columns(answers: Sequence[Batch], node: onnx.NodeProto, axis: int) -> Array:
     """All that a head's operator says about a row, as a column: (C + 4, n)."""
     probs = _rows(answers, node.output[0], axis)
     others = [np.concatenate([answer[name].reshape(-1) for answer in answers]) for name in node.output[1:]]
     return np.vstack([probs.T, *others])
 
 
-def split_tolerance(mean: np.ndarray, var: np.ndarray, points: np.ndarray) -> np.ndarray:
+def split_tolerance(mean: Array, var: Array, points: Array) -> Array:
     """What single precision may change in the entropies of a split, and more than it may change in a
     probability, per row: (n, C), (S, R) -> (n,).
 
@@ -262,7 +263,7 @@ def split_tolerance(mean: np.ndarray, var: np.ndarray, points: np.ndarray) -> np
     return 3 * ROUNDING * rounded * (np.log(classes) + 1)
 
 
-def _head_agrees(name: str, parts: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> Check:
+def _head_agrees(name: str, parts: Array, exact: Array, bound: Array) -> Check:
     known = ~np.isnan(exact)
     same_nans = bool((np.isnan(parts) == ~known).all())
     error = np.where(known, np.abs(parts - exact), 0)
@@ -274,15 +275,13 @@ def _head_agrees(name: str, parts: np.ndarray, exact: np.ndarray, bound: np.ndar
 # --------------------------------------------------------------------- rows
 
 
-def _constants(converted: onnx.ModelProto, node: onnx.NodeProto, first: int = 1) -> list[np.ndarray]:
+def _constants(converted: onnx.ModelProto, node: onnx.NodeProto, first: int = 1) -> list[Array]:
     wanted = set(node.input[first:])
     found = {t.name: onnx.numpy_helper.to_array(t) for t in converted.graph.initializer if t.name in wanted}
     return [found[name] if name in found else read_points(converted, name) for name in node.input[first:]]
 
 
-def _portable(
-    model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], fed: dict[str, list[np.ndarray]]
-) -> Batch:
+def _portable(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], fed: dict[str, list[Array]]) -> Batch:
     """All answers of some operators by their standard-ops functions, by name.
 
     `fed` has what stands for the first inputs of each node, by its first output.
@@ -315,7 +314,7 @@ def _portable(
     return run(whole, [batch], optimise=False, native=False)[0]
 
 
-def _rows(answers: Sequence[Batch], name: str, axis: int = -1) -> np.ndarray:
+def _rows(answers: Sequence[Batch], name: str, axis: int = -1) -> Array:
     """A tensor of all batches as rows (n, size of the axis)."""
     moved = [np.moveaxis(answer[name], axis, -1) for answer in answers]
     return np.concatenate([array.reshape(-1, array.shape[-1]) for array in moved])

@@ -36,10 +36,12 @@ from typing import Any
 import numpy as np
 import onnx
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import ImageOptions, InputSpec, open_data
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure import profiling
 from gapa_onnx.model.load import SourceModel, load, read_proto
+from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import require
 from gapa_onnx.sessions.inference import answers, row_count
 
@@ -52,10 +54,9 @@ SECONDS = 3.0  # that the first attempt takes, where the number of rounds allows
 SHORTEST = 0.002  # seconds of one reading; shorter runs are repeated within it
 ORDERS = tuple(itertools.permutations(range(3)))
 
-Batch = Mapping[str, np.ndarray]
+Batch = Mapping[str, Array]
 Clock = Callable[[], float]
 Run = Callable[[], object]
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def measure(
     rounds: int | None = None,
     parts: bool = True,
     images: ImageOptions = ImageOptions(),
-    progress: Progress = lambda text, done: None,
+    progress: Progress = silent,
 ) -> Measurement | Refusal:
     """The cost ratio of a converted file to its source on one batch, with its control.
 
@@ -180,7 +181,7 @@ def measure_on(
     rounds: int | None = None,
     clock: Clock | None = None,
     parts: bool = True,
-    progress: Progress = lambda text, done: None,
+    progress: Progress = silent,
 ) -> Measurement | Refusal:
     """`measure` on inputs that are there, without asking whether the models belong together.
 
@@ -233,7 +234,7 @@ def require_pair(source: SourceModel, converted: str | os.PathLike | onnx.ModelP
 # -------------------------------------------------------------------------- feeds
 
 
-def made_up(inputs: Sequence[InputSpec], rows: int) -> dict[str, np.ndarray]:
+def made_up(inputs: Sequence[InputSpec], rows: int) -> dict[str, Array]:
     """A batch that fits the inputs' types and shapes; free axes beyond the first have one element."""
     _require_batch(inputs, rows)
     generator = np.random.default_rng(0)
@@ -253,7 +254,7 @@ def made_up(inputs: Sequence[InputSpec], rows: int) -> dict[str, np.ndarray]:
     return feeds
 
 
-def _values(generator: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
+def _values(generator: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> Array:
     if dtype.kind == "f":
         return generator.standard_normal(shape).astype(dtype)
     if dtype.kind in "USO":
@@ -261,7 +262,7 @@ def _values(generator: np.random.Generator, dtype: np.dtype, shape: Sequence[int
     return np.ones(shape, dtype) if dtype.kind == "b" else np.zeros(shape, dtype)
 
 
-def first_rows(data: Any, source: SourceModel, rows: int, images: ImageOptions) -> dict[str, np.ndarray]:
+def first_rows(data: Any, source: SourceModel, rows: int, images: ImageOptions) -> dict[str, Array]:
     """The first rows of the data, over and over until the batch is full."""
     _require_batch(source.inputs, rows)
     found = next(iter(open_data(data, source.inputs, images).batches(rows)), None)
@@ -321,7 +322,7 @@ def compare(
     clock: Clock,
     *,
     rounds: int | None = None,
-    progress: Progress = lambda text, done: None,
+    progress: Progress = silent,
 ) -> Comparison:
     """Source, source again and converted in turns; the last attempt, whether its control is sound or not.
 
@@ -338,7 +339,7 @@ def compare(
     return found
 
 
-def _readings(runs: Sequence[Run], clock: Clock, rounds: int | None, times: int) -> np.ndarray:
+def _readings(runs: Sequence[Run], clock: Clock, rounds: int | None, times: int) -> Array:
     """Seconds of one run, (3, rounds)."""
     taken = []
     for run in runs:
@@ -365,7 +366,7 @@ def _readings(runs: Sequence[Run], clock: Clock, rounds: int | None, times: int)
     return seconds
 
 
-def summary(seconds: np.ndarray) -> Comparison:
+def summary(seconds: Array) -> Comparison:
     """Medians and quartiles over rounds of source, control and converted: (3, rounds)."""
     source, control, converted = seconds
     ratios, controls = 2 * converted / (source + control), control / source

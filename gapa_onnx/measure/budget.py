@@ -10,7 +10,7 @@ first within the budget is taken, and what it gave up is told against the first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gapa_onnx.data import DataSource
@@ -22,14 +22,13 @@ from gapa_onnx.fit.calibrate import Calibration, fit
 from gapa_onnx.fit.collect import collect
 from gapa_onnx.measure.bench import Refusal, measure
 from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
+from gapa_onnx.progress import Progress
 from gapa_onnx.record import BudgetRecord, TrialRecord
 from gapa_onnx.settings import CACHED_INDEXES, LEAST_POINTS, Settings
 
 POINTS = (4000, 2500, 1500, 1000, 500, 250, 125, 64)
 FEWER_NEIGHBOURS = (20, 10)
 LARGEST_BATCH = 256
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.model.protos import duplicate
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
 from gapa_onnx.record import read
@@ -39,7 +40,7 @@ SECONDS = 0.5  # that the runs take, where their number allows
 
 _OPERATORS = {schema.name for schema in SCHEMAS.values()}
 
-Batch = Mapping[str, np.ndarray]
+Batch = Mapping[str, Array]
 Event = Mapping[str, Any]
 
 

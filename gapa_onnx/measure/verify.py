@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.agreement import Batch, Check, Operators, run
 from gapa_onnx.model.protos import duplicate
 from gapa_onnx.record import HeadRecord, require
@@ -99,7 +100,7 @@ def _sound_heads(heads: Mapping[str, HeadRecord], answers: Sequence[Batch]) -> l
     return checks
 
 
-def _head_faults(head: HeadRecord, mean: np.ndarray, answer: Batch) -> Iterator[str]:
+def _head_faults(head: HeadRecord, mean: Array, answer: Batch) -> Iterator[str]:
     roles, axis = head.outputs, head.axis
     known = np.isfinite(mean).all(axis=axis)  # what is not a number has no error bar
     probs = np.moveaxis(answer[roles["probs"]], axis, -1)[known]  # (rows, classes)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.model.load import SourceModel
 
 RANDOM = {
@@ -17,13 +20,14 @@ RANDOM = {
 }
 
 
-def constant_of(tensor: gs.Tensor) -> np.ndarray | None:
+def constant_of(tensor: gs.Tensor) -> Array | None:
     """The value of an initializer or a Constant node, else None."""
     if isinstance(tensor, gs.Constant):
-        return tensor.values
+        values: Array = tensor.values
+        return values
     if len(tensor.inputs) == 1 and tensor.inputs[0].op == "Constant":
         for value in tensor.inputs[0].attrs.values():
-            return value.values if isinstance(value, gs.Constant) else np.asarray(value)
+            return np.asarray(value.values if isinstance(value, gs.Constant) else value)
     return None
 
 
@@ -33,7 +37,7 @@ def constant_tensors(source: SourceModel) -> set[str]:
     return constant_names(source.graph, {tensor.name for tensor in source.proto.graph.initializer})
 
 
-def constant_names(graph: gs.Graph, known: set[str] = frozenset()) -> set[str]:
+def constant_names(graph: gs.Graph, known: AbstractSet[str] = frozenset()) -> set[str]:
     """Names of the constants of a graph and of all that is computed from them alone."""
     names = {tensor.name for tensor in graph.tensors().values() if isinstance(tensor, gs.Constant)} | known
     for node in graph.nodes:

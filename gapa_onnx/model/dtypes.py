@@ -20,7 +20,7 @@ def is_float(dtype: Any) -> bool:
     try:
         return np.issubdtype(np.dtype(dtype), np.floating) or "float" in np.dtype(dtype).name
     except TypeError:  # graphsurgeon hands types that numpy lacks over as ONNX enum values
-        return dtype == onnx.TensorProto.BFLOAT16
+        return bool(dtype == onnx.TensorProto.BFLOAT16)
 
 
 def is_whole(dtype: Any) -> bool:

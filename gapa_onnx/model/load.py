@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,9 +21,8 @@ from gapa_onnx.model.shapes import infer_shapes
 from gapa_onnx.record import METADATA_KEY
 
 OLDEST_OPSET = 7  # before it, broadcasting was an attribute of each operator
-OPSET_WHERE_NONE = (
-    17  # for models of ai.onnx.ml operators only; the oldest onnxruntime that we serve knows it
-)
+# For models of ai.onnx.ml operators only; the oldest onnxruntime that we serve knows it.
+OPSET_WHERE_NONE = 17
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,22 +53,22 @@ def load(model: str | Path | onnx.ModelProto) -> SourceModel:
     Raises UserError for what is not a model that onnxruntime could run.
     """
     path = None if isinstance(model, onnx.ModelProto) else Path(model)
-    proto = model if path is None else read_proto(path)
-    if not proto.graph.node:
+    given = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
+    if not given.graph.node:
         raise UserError(f"{_name(path)} has no nodes", "give a trained model in ONNX format")
-    if any(entry.key == METADATA_KEY for entry in proto.metadata_props):
+    if any(entry.key == METADATA_KEY for entry in given.metadata_props):
         raise UserError(
             f"{_name(path)} was converted by gapa-onnx already", "give convert the original model instead"
         )
     opset = max(
-        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=None
+        (entry.version for entry in given.opset_import if entry.domain in ("", "ai.onnx")), default=None
     )
     if opset is not None and opset < OLDEST_OPSET:
         raise UserError(
             f"{_name(path)} uses opset {opset}; opsets {OLDEST_OPSET} and newer are supported",
             "raise it with onnx.version_converter.convert_version(model, 13)",
         )
-    given, proto = proto, _inline(proto, path)
+    proto = _inline(given, path)
     if opset is None:
         proto, opset = _with_default_domain(proto), OPSET_WHERE_NONE
     inferred = infer_shapes(proto)
@@ -158,7 +158,7 @@ def _inputs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:
     return tuple(specs)
 
 
-def _all_names(graph: onnx.GraphProto):
+def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (value.name for value in graph.input)
     yield from (tensor.name for tensor in graph.initializer)
     yield from (tensor.values.name for tensor in graph.sparse_initializer)

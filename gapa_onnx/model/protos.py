@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import Message
 
 LARGEST_PROTO = (1 << 31) - (1 << 24)  # protobuf's limit, with room for what is not a weight
 
@@ -34,7 +35,7 @@ def duplicate(
     return copy
 
 
-def _copy_fields(source, target, leave: str) -> None:
+def _copy_fields(source: Message, target: Message, leave: str) -> None:
     for field, value in source.ListFields():
         if field.name == leave:
             continue

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import faiss
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.op import reference
 from gapa_onnx.op.index import MEASURED, Index, nearest, slots
 from gapa_onnx.threads import one_thread
@@ -54,7 +55,7 @@ def to_faiss(index: Index) -> faiss.Index:
     return lists
 
 
-def _to_faiss_hnsw(tensors: dict[str, np.ndarray], d: int) -> faiss.Index:
+def _to_faiss_hnsw(tensors: dict[str, Array], d: int) -> faiss.Index:
     degree = int(tensors["degree"][0])
     graph = faiss.IndexHNSWFlat(d, degree)
     graph.storage.add(tensors["points"])
@@ -68,14 +69,14 @@ def _to_faiss_hnsw(tensors: dict[str, np.ndarray], d: int) -> faiss.Index:
     return graph
 
 
-def find(index: Index, queries: np.ndarray, k: int) -> np.ndarray:
+def find(index: Index, queries: Array, k: int) -> Array:
     """The neighbours that the operator uses for queries (q, d), by FAISS -> (q, k)."""
-    if index.kind != "local":
-        return to_faiss(index).search(queries, k)[1]
-    return index.tensors["neighbourhoods"][to_faiss(index).search(queries, 1)[1][:, 0], :k]
+    local = index.kind == "local"
+    found: Array = to_faiss(index).search(queries, 1 if local else k)[1]
+    return index.tensors["neighbourhoods"][found[:, 0], :k] if local else found
 
 
-def share_error(index: Index, held_out: np.ndarray, length_scale: float, jitter: float, k: int) -> ShareError:
+def share_error(index: Index, held_out: Array, length_scale: float, jitter: float, k: int) -> ShareError:
     """The error of s on held-out rows (q, d): the index's neighbours against the exact ones."""
     queries = _measured(held_out)
     if index.kind == "flat" or not len(queries):
@@ -91,9 +92,9 @@ def share_error(index: Index, held_out: np.ndarray, length_scale: float, jitter:
 
 
 def rounding_error(
-    rounded: np.ndarray,
-    points: np.ndarray,
-    held_out: np.ndarray,
+    rounded: Array,
+    points: Array,
+    held_out: Array,
     length_scale: float,
     jitter: float,
     k: int,
@@ -110,11 +111,11 @@ def rounding_error(
     return _difference(*shares)
 
 
-def _measured(held_out: np.ndarray) -> np.ndarray:
+def _measured(held_out: Array) -> Array:
     held_out = np.ascontiguousarray(held_out, np.float32)
     return held_out[:: max(1, -(-len(held_out) // MEASURED))]  # (≤ MEASURED, d)
 
 
-def _difference(shares: np.ndarray, exact: np.ndarray) -> ShareError:
+def _difference(shares: Array, exact: Array) -> ShareError:
     difference = np.abs(shares - exact)
     return ShareError(float(difference.max()), float(difference.mean()))

@@ -13,15 +13,17 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
+
 _BLOCK_VALUES = 1 << 20
 _FEW = 64  #: points: comparing all of them costs no more than finding out which need not be
 _WORTH = 0.4  #: of all comparisons: beyond, whole blocks of rows with all points are faster
 
-Comparison = tuple[slice | np.ndarray, slice | np.ndarray]
+Comparison = tuple[slice | Array, slice | Array]
 """Rows, and the points to compare them with."""
 
 
-def nearest(rows: np.ndarray, points: np.ndarray, near: np.ndarray | None = None) -> np.ndarray:
+def nearest(rows: Array, points: Array, near: Array | None = None) -> Array:
     """The nearest of points (k, d) to each of the rows (m, d), both float32; the first of equally near -> (m,).
 
     `near` (m,) are points that are thought to be near the rows, such as their nearest before all points moved a
@@ -48,7 +50,7 @@ def nearest(rows: np.ndarray, points: np.ndarray, near: np.ndarray | None = None
     return owner
 
 
-def groups(owner: np.ndarray, k: int) -> list[np.ndarray]:
+def groups(owner: Array, k: int) -> list[Array]:
     """For each of k owners the positions that it has in `owner` (m,), ascending."""
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=k))
@@ -61,27 +63,28 @@ def blocks(length: int, width: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, length, step))
 
 
-def _first_nearest(rows: np.ndarray, points: np.ndarray) -> np.ndarray:
+def _first_nearest(rows: Array, points: Array) -> Array:
     """The first point that is the nearest, but for rounding, by comparing all -> (b,)."""
     half = _half_squares(points)
     score = rows @ points.T - half
     error = _score_error(rows, np.sqrt(2 * half.max()))
-    return (score >= (score.max(axis=1) - 2 * error)[:, None]).argmax(axis=1)
+    first: Array = (score >= (score.max(axis=1) - 2 * error)[:, None]).argmax(axis=1)
+    return first
 
 
-def _half_squares(points: np.ndarray) -> np.ndarray:
-    return np.einsum("ij,ij->i", points, points) / 2
+def _half_squares(points: Array) -> Array:
+    half: Array = np.einsum("ij,ij->i", points, points) / 2
+    return half
 
 
-def _score_error(rows: np.ndarray, longest: float) -> np.ndarray:
+def _score_error(rows: Array, longest: float) -> Array:
     """How far x·c − ½‖c‖² may be off, ‖c‖ ≤ longest: (d + 4) u (‖x‖ + ‖c‖) ‖c‖ in any order of summation -> (m,)."""
-    length = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    return (length + longest) * longest * ((rows.shape[1] + 4) * np.finfo(rows.dtype).eps / 2)
+    length: Array = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    error: Array = (length + longest) * longest * ((rows.shape[1] + 4) * np.finfo(rows.dtype).eps / 2)
+    return error
 
 
-def _comparisons(
-    rows: np.ndarray, points: np.ndarray, half: np.ndarray, near: np.ndarray | None
-) -> Iterable[Comparison]:
+def _comparisons(rows: Array, points: Array, half: Array, near: Array | None) -> Iterable[Comparison]:
     """All rows, each with the points that may be its nearest."""
     k = len(points)
     everything = ((part, slice(None)) for part in blocks(len(rows), k))
@@ -93,7 +96,7 @@ def _comparisons(
     limit = 2 * (1 + rounding) * _reach(rows, points, near) + 4 * rounding * half.max()  # (k,) of ½‖c − g‖²
     members = groups(near, k)
     sizes = np.array([len(at) for at in members])
-    among: list[np.ndarray] = []
+    among: list[Array] = []
     allowed = _WORTH * len(rows) * k
     for part in blocks(k, k):
         gaps = half[part, None] + half - points[part] @ points.T
@@ -105,7 +108,7 @@ def _comparisons(
     return ((at, left) for at, left in zip(members, among) if len(at))
 
 
-def _guess(rows: np.ndarray, points: np.ndarray, half: np.ndarray) -> np.ndarray:
+def _guess(rows: Array, points: Array, half: Array) -> Array:
     """A point near each row -> (m,): of every ⌊√k⌋th point the nearest, then the nearest of those around it."""
     some = np.arange(0, len(points), int(len(points) ** 0.5))
     cells = [_largest_score(of, points[some], half[some]) for of in (rows, points)]
@@ -116,12 +119,12 @@ def _guess(rows: np.ndarray, points: np.ndarray, half: np.ndarray) -> np.ndarray
     return guess
 
 
-def _largest_score(rows: np.ndarray, points: np.ndarray, half: np.ndarray) -> np.ndarray:
+def _largest_score(rows: Array, points: Array, half: Array) -> Array:
     parts = [(rows[part] @ points.T - half).argmax(axis=1) for part in blocks(len(rows), len(points))]
     return np.concatenate(parts)
 
 
-def _reach(rows: np.ndarray, points: np.ndarray, near: np.ndarray) -> np.ndarray:
+def _reach(rows: Array, points: Array, near: Array) -> Array:
     """The largest squared distance from each point to the rows that it is near to -> (k,)."""
     reach = np.zeros(len(points), np.float32)
     for part in blocks(len(rows), rows.shape[1]):

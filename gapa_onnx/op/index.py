@@ -8,19 +8,20 @@ by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import faiss
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.op import reference
 from gapa_onnx.op.neighbourhoods import Chosen, neighbourhoods
 from gapa_onnx.threads import one_thread
 
-Groups = Callable[[np.ndarray, int], np.ndarray | Chosen]
+Groups = Callable[[Array, int], Array | Chosen]
 """Points (M, d) and k -> (M, k): the points that stand for a query whose nearest is that point."""
 
 KINDS = ("flat", "ivf", "ivfpq", "hnsw", "local")
@@ -53,19 +54,19 @@ class Index:
     """A search index over the inducing points of a site."""
 
     kind: str  #: flat, ivf, ivfpq, hnsw or local
-    tensors: dict[str, np.ndarray]  #: the contract's constants but k, length_scale and jitter, in its order
-    points: np.ndarray  #: (M, d) float32, in the row order of the operator; decoded for ivfpq
+    tensors: dict[str, Array]  #: the contract's constants but k, length_scale and jitter, in its order
+    points: Array  #: (M, d) float32, in the row order of the operator; decoded for ivfpq
     recall: float | None  #: share of the exact k nearest points (local: of the nearest) that the search finds
-    settings: dict[str, int | float]  #: what was chosen, for the provenance record
-    groups: np.ndarray | Chosen | None = None  #: of a local index, the neighbourhoods as they were chosen
+    settings: Mapping[str, int | float]  #: what was chosen, for the provenance record
+    groups: Array | Chosen | None = None  #: of a local index, the neighbourhoods as they were chosen
 
 
 def build_index(
     kind: str,
-    points: np.ndarray,
+    points: Array,
     *,
     k: int,
-    held_out: np.ndarray,
+    held_out: Array,
     seed: int = 0,
     recall_target: float = 0.99,
     search: str = "auto",
@@ -109,7 +110,7 @@ def build_index(
         return _flat(points) if found is None else _build_ivf(*found)
 
 
-def _check(kind: str, points: np.ndarray, k: int, held_out: np.ndarray, search: str) -> None:
+def _check(kind: str, points: Array, k: int, held_out: Array, search: str) -> None:
     if kind not in KINDS:
         raise UserError(f"There is no index kind {kind!r}.", f"choose auto, {', '.join(KINDS)}")
     if kind == "local" and search not in ("auto", "flat", "ivf"):
@@ -136,7 +137,7 @@ def _check(kind: str, points: np.ndarray, k: int, held_out: np.ndarray, search: 
         )
 
 
-def nearest(queries: np.ndarray, points: np.ndarray, k: int) -> np.ndarray:
+def nearest(queries: Array, points: Array, k: int) -> Array:
     """The exact k nearest points by FAISS, which is fast: (q, k).
 
     Centred first, because FAISS takes ‖a‖² + ‖b‖² − 2ab for many queries.
@@ -144,14 +145,15 @@ def nearest(queries: np.ndarray, points: np.ndarray, k: int) -> np.ndarray:
     centre = points.mean(axis=0, dtype=np.float64).astype(np.float32)
     flat = faiss.IndexFlatL2(points.shape[1])
     flat.add(points - centre)
-    return flat.search(queries - centre, k)[1]
+    found: Array = flat.search(queries - centre, k)[1]
+    return found
 
 
-def _flat(points: np.ndarray) -> Index:
+def _flat(points: Array) -> Index:
     return Index("flat", {"points": points}, points, 1.0, {})
 
 
-def _recall(found: np.ndarray, exact: np.ndarray) -> float:
+def _recall(found: Array, exact: Array) -> float:
     """Share of the exact neighbours (q, k) that are among the found ones (q, k)."""
     return float(np.mean([np.isin(e, f).mean() for e, f in zip(exact, found)]))
 
@@ -162,15 +164,15 @@ def _recall(found: np.ndarray, exact: np.ndarray) -> float:
 class _Lists(NamedTuple):
     """Points in inverted lists."""
 
-    points: np.ndarray  #: (M, d), list by list
-    centroids: np.ndarray  #: (L, d)
-    offsets: np.ndarray  #: (L + 1,) int64
+    points: Array  #: (M, d), list by list
+    centroids: Array  #: (L, d)
+    offsets: Array  #: (L + 1,) int64
 
     @property
-    def of_row(self) -> np.ndarray:  # (M,)
+    def of_row(self) -> Array:  # (M,)
         return reference.list_of_row(self.offsets)
 
-    def tensors(self, nprobe: int) -> dict[str, np.ndarray]:
+    def tensors(self, nprobe: int) -> dict[str, Array]:
         return {
             "centroids": self.centroids,
             "list_offsets": self.offsets,
@@ -178,7 +180,7 @@ class _Lists(NamedTuple):
         }
 
 
-def _lists(points: np.ndarray, count: int, seed: int) -> _Lists:
+def _lists(points: Array, count: int, seed: int) -> _Lists:
     """The points (M, d) in at most `count` lists around k-means centroids, none of them empty."""
     centroids = _kmeans(points, min(len(points), max(1, count)), seed)
     assigned = nearest(points, centroids, 1)[:, 0]  # (M,)
@@ -188,9 +190,7 @@ def _lists(points: np.ndarray, count: int, seed: int) -> _Lists:
     return _Lists(np.ascontiguousarray(points[order]), np.ascontiguousarray(centroids[used]), offsets)
 
 
-def _smallest_nprobe(
-    lists: _Lists, queries: np.ndarray, wanted: np.ndarray, target: float
-) -> tuple[int, float, float]:
+def _smallest_nprobe(lists: _Lists, queries: Array, wanted: Array, target: float) -> tuple[int, float, float]:
     """The smallest nprobe with which queries (q, d) find the wanted rows (q, k) in `target` of all cases.
 
     Also the recall that it has, and the mean number of points that it compares. A row is found if and only
@@ -209,9 +209,9 @@ def _smallest_nprobe(
 
 
 def _cheapest_lists(
-    points: np.ndarray,
-    queries: np.ndarray,
-    wanted: Callable[[np.ndarray], np.ndarray],
+    points: Array,
+    queries: Array,
+    wanted: Callable[[Array], Array],
     seed: int,
     recall_target: float,
     limit: float,
@@ -238,7 +238,7 @@ def _build_ivf(lists: _Lists, nprobe: int, recall: float) -> Index:
     return Index("ivf", {"points": lists.points, **lists.tensors(nprobe)}, lists.points, recall, settings)
 
 
-def _build_ivfpq(points: np.ndarray, k: int, queries: np.ndarray, seed: int, recall_target: float) -> Index:
+def _build_ivfpq(points: Array, k: int, queries: Array, seed: int, recall_target: float) -> Index:
     lists = _lists(points, round(4 * len(points) ** 0.5), seed)
     codes, codebooks = _quantise(lists.points - lists.centroids[lists.of_row], seed)
     decoded = reference.decode(codes, codebooks, lists.centroids, lists.offsets)
@@ -253,7 +253,7 @@ def _build_ivfpq(points: np.ndarray, k: int, queries: np.ndarray, seed: int, rec
     return Index("ivfpq", tensors, decoded, recall, {**settings, "nprobe": nprobe})
 
 
-def _kmeans(points: np.ndarray, count: int, seed: int) -> np.ndarray:
+def _kmeans(points: Array, count: int, seed: int) -> Array:
     kmeans = faiss.Kmeans(
         points.shape[1],
         count,
@@ -276,7 +276,7 @@ def subvectors(d: int) -> int:
     return d // widths[0]
 
 
-def _quantise(residuals: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _quantise(residuals: Array, seed: int) -> tuple[Array, Array]:
     """Codes (M, m) uint8 and codebooks (m, 256, d/m) of the residuals (M, d)."""
     d = residuals.shape[1]
     m = subvectors(d)
@@ -288,7 +288,7 @@ def _quantise(residuals: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]
     return quantiser.compute_codes(residuals), codebooks.astype(np.float32)
 
 
-def _relative_error(decoded: np.ndarray, points: np.ndarray) -> float:
+def _relative_error(decoded: Array, points: Array) -> float:
     """Mean distance from a point to its decoded form, over the points' root mean square spread."""
     moved = np.linalg.norm(decoded.astype(np.float64) - points, axis=1)
     spread = np.sqrt(points.astype(np.float64).var(axis=0).sum())
@@ -298,7 +298,7 @@ def _relative_error(decoded: np.ndarray, points: np.ndarray) -> float:
 # Neighbourhoods: local
 
 
-def _one_list(points: np.ndarray) -> _Lists:
+def _one_list(points: Array) -> _Lists:
     centre = points.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
     return _Lists(points, centre, np.array([0, len(points)], np.int64))
 
@@ -308,9 +308,9 @@ def _is_one_list(m: int, search: str) -> bool:
 
 
 def _build_local(
-    points: np.ndarray,
+    points: Array,
     k: int,
-    queries: np.ndarray,
+    queries: Array,
     seed: int,
     recall_target: float,
     search: str,
@@ -332,7 +332,7 @@ def _build_local(
     return Index("local", tensors, lists.points, recall, settings, chosen)
 
 
-def _nearest_other(queries: np.ndarray, points: np.ndarray) -> np.ndarray:
+def _nearest_other(queries: Array, points: Array) -> Array:
     """The nearest point that is not the query itself -> (q, 1).
 
     A point's own list is always the first that is probed: where rows of the data are inducing points, they
@@ -347,7 +347,7 @@ def _nearest_other(queries: np.ndarray, points: np.ndarray) -> np.ndarray:
 # Graph: hnsw
 
 
-def _build_hnsw(points: np.ndarray, k: int, queries: np.ndarray, seed: int, recall_target: float) -> Index:
+def _build_hnsw(points: Array, k: int, queries: Array, seed: int, recall_target: float) -> Index:
     graph = faiss.IndexHNSWFlat(points.shape[1], HNSW_DEGREE)
     graph.hnsw.rng = faiss.RandomGenerator(seed)
     graph.add(points)
@@ -388,6 +388,6 @@ def _smallest_effort(recall: Callable[[int], float], low: int, limit: int, targe
     return high
 
 
-def slots(levels: np.ndarray, degree: int) -> np.ndarray:
+def slots(levels: Array, degree: int) -> Array:
     """Where each point's links begin, and their total: 2·degree on level 0, degree on each above: (M+1,)."""
     return np.concatenate([[0], np.cumsum(degree * (levels.astype(np.int64) + 1))])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import faiss
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.op import reference
 from gapa_onnx.op.assignment import groups, nearest
 from gapa_onnx.threads import side_by_side
@@ -26,9 +27,8 @@ _SEARCHED = 4096  #: rows per search; FAISS is half as fast on a few hundred
 _BLOCK_VALUES = 1 << 21  #: float64 values per working block: 16 MB
 _EPS = float(np.finfo(np.float32).eps)
 _CHOICE = 2.5  #: times k nearest points, of which `telling` chooses k
-_PIECE_VALUES = (
-    1 << 20
-)  #: float64 values per piece of work of `telling`: 8 MB; smaller ones would wait for each other
+#: float64 values per piece of work of `telling`: 8 MB; smaller ones would wait for each other
+_PIECE_VALUES = 1 << 20
 _STRIPES = 1024  #: in a standard deviation of the data; rounding moves a row out of one in ten thousand
 _ROWS = (16, 32)  #: least and most rows around a point that it chooses them for
 
@@ -42,54 +42,51 @@ class Chosen:
     bits; stripes are far narrower than cells, and equal rows are in one half.
     """
 
-    whole: np.ndarray  #: (M, k) int32, from all rows
-    halves: tuple[np.ndarray, np.ndarray]  #: the same, from the rows of half 0 and of half 1
+    whole: Array  #: (M, k) int32, from all rows
+    halves: tuple[Array, Array]  #: the same, from the rows of half 0 and of half 1
     stripes: Stripes = field(repr=False)
 
-    def without(self, rows: np.ndarray, nearest: np.ndarray) -> np.ndarray:
+    def without(self, rows: Array, nearest: Array) -> Array:
         """For rows (n, d) and their nearest points (n,): neighbourhoods from the other half -> (n, k)."""
         first = self.stripes.half(rows)[:, None] == 0
         return np.where(first, self.halves[1][nearest], self.halves[0][nearest])
 
 
-def choose(
-    points: np.ndarray, rows: np.ndarray, k: int, length_scale: float, jitter: float, seed: int = 0
-) -> Chosen:
+def choose(points: Array, rows: Array, k: int, length_scale: float, jitter: float, seed: int = 0) -> Chosen:
     """`telling` neighbourhoods of points (M, d) from rows (n, d), and from each half of them."""
     stripes = Stripes.across(rows, seed)
     half = stripes.half(rows)
     sets = (rows, rows[half == 0], rows[half == 1])
-    whole, *halves = telling(points, sets, k, length_scale, jitter)
-    return Chosen(whole, tuple(halves), stripes)
+    whole, first, second = telling(points, sets, k, length_scale, jitter)
+    return Chosen(whole, (first, second), stripes)
 
 
 @dataclass(frozen=True)
 class Stripes:
     """Narrow stripes across a direction, by which rows fall into two halves."""
 
-    direction: np.ndarray  #: (d,)
+    direction: Array  #: (d,)
     centre: float  #: of the data along it, where a stripe begins: data that are moved or scaled have the same halves
     width: float
 
     @classmethod
-    def across(cls, rows: np.ndarray, seed: int) -> Stripes:
+    def across(cls, rows: Array, seed: int) -> Stripes:
         direction = np.random.default_rng(seed).choice([-1.0, 1.0], rows.shape[1])
         along = _along(direction, rows)
         return cls(direction, float(along.mean()), float(along.std()) / _STRIPES or 1.0)
 
-    def half(self, rows: np.ndarray) -> np.ndarray:
+    def half(self, rows: Array) -> Array:
         """0 or 1 for each row (n, d)."""
         along = np.nan_to_num(_along(self.direction, rows))
         return np.floor((along - self.centre) / self.width) % 2
 
 
-def _along(direction: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    return np.einsum("nd,d->n", rows, direction, dtype=np.float64)
+def _along(direction: Array, rows: Array) -> Array:
+    along: Array = np.einsum("nd,d->n", rows, direction, dtype=np.float64)
+    return along
 
 
-def telling(
-    points: np.ndarray, sets: Sequence[np.ndarray], k: int, length_scale: float, jitter: float
-) -> list[np.ndarray]:
+def telling(points: Array, sets: Sequence[Array], k: int, length_scale: float, jitter: float) -> list[Array]:
     """Of points (M, d) near each of them, the k that leave least variance to the data around it, for sets of rows.
 
     The first is the point itself. Then follows, again and again, the point a that lowers the summed variance of
@@ -120,13 +117,13 @@ def telling(
     return chosen
 
 
-def _owners(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _owners(points: Array, rows: Array) -> Array:
     """The nearest point (M, d) of each row (n, d) -> (n,)."""
     centre = points.mean(axis=0, dtype=np.float64)  # float32 loses digits to a common offset
     return nearest((rows - centre).astype(np.float32), (points - centre).astype(np.float32))
 
 
-def _around(owners: np.ndarray, near: np.ndarray) -> np.ndarray:
+def _around(owners: Array, near: Array) -> Array:
     """Rows that stand for the data around each point, -1 where there are no more -> (M, _ROWS[1]).
 
     The rows (n,) whose nearest point it is, evenly taken; where they are few, also those of the points next to it.
@@ -146,7 +143,7 @@ def _around(owners: np.ndarray, near: np.ndarray) -> np.ndarray:
     return around
 
 
-def _greedy(gram: np.ndarray, to_rows: np.ndarray, k: int, jitter: float) -> np.ndarray:
+def _greedy(gram: Array, to_rows: Array, k: int, jitter: float) -> Array:
     """Positions (b, k) of the chosen among c points, from their kernels (b, c, c) and to t rows (b, c, t).
 
     A pivoted Cholesky factorisation of the Gram matrix whose pivots are chosen by what they explain of the rows.
@@ -176,14 +173,14 @@ def _greedy(gram: np.ndarray, to_rows: np.ndarray, k: int, jitter: float) -> np.
     return order
 
 
-def _kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _kernel(a: Array, b: Array) -> Array:
     """exp(−½‖a − b‖²) of offsets (b, n, d) and (b, m, d) in length scales, from a point near to both."""
     squares = [np.einsum("bnd,bnd->bn", offsets, offsets) for offsets in (a, b)]
-    gaps = squares[0][:, :, None] + squares[1][:, None, :] - 2 * (a @ b.transpose(0, 2, 1))
+    gaps: Array = squares[0][:, :, None] + squares[1][:, None, :] - 2 * (a @ b.transpose(0, 2, 1))
     return np.exp(-np.maximum(gaps, 0) / 2)
 
 
-def neighbourhoods(points: np.ndarray, k: int) -> np.ndarray:
+def neighbourhoods(points: Array, k: int) -> Array:
     """Rows of the k nearest points of each of the points (M, d), itself first, then by (distance, row).
 
     -> (M, k) int32.
@@ -223,9 +220,7 @@ def neighbourhoods(points: np.ndarray, k: int) -> np.ndarray:
     return near
 
 
-def _ordered(
-    points: np.ndarray, rows: np.ndarray, candidates: np.ndarray, k: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _ordered(points: Array, rows: Array, candidates: Array, k: int) -> tuple[Array, Array]:
     """The k nearest candidates (b, c) of each row in float64, and the squared distance of the last."""
     squares = np.empty(candidates.shape)
     step = max(1, _BLOCK_VALUES // (candidates.shape[1] * points.shape[1]))

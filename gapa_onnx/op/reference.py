@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
+
 _CHUNK = 1 << 22
 """Float64 values in the largest temporary array (32 MB; a handful of them live at once)."""
 
@@ -17,7 +19,7 @@ _CACHED = 1 << 17
 """Float64 values of the offsets that shares are computed from at a time: 1 MB, what a cache holds."""
 
 
-def nearest(queries: np.ndarray, points: np.ndarray, k: int) -> np.ndarray:
+def nearest(queries: Array, points: Array, k: int) -> Array:
     """Rows of the k nearest points of each query, sorted by (distance, row): ids (n, k) int64."""
     queries = np.asarray(queries, np.float64)  # (n, d)
     n, m = len(queries), len(points)
@@ -31,7 +33,7 @@ def nearest(queries: np.ndarray, points: np.ndarray, k: int) -> np.ndarray:
     return ids
 
 
-def squared_distances(queries: np.ndarray, points: np.ndarray) -> np.ndarray:
+def squared_distances(queries: Array, points: Array) -> Array:
     """‖query − point‖² by direct differences in float64: (n, M)."""
     queries, points = np.asarray(queries, np.float64), np.asarray(points)
     n, (m, d) = len(queries), points.shape
@@ -49,7 +51,7 @@ def squared_distances(queries: np.ndarray, points: np.ndarray) -> np.ndarray:
     return squares
 
 
-def _smallest(values: np.ndarray, k: int) -> np.ndarray:
+def _smallest(values: Array, k: int) -> Array:
     """Columns of the k smallest values of each row, by (value, column): (n, M) -> (n, k)."""
     n, m = values.shape
     if k == m:
@@ -63,9 +65,7 @@ def _smallest(values: np.ndarray, k: int) -> np.ndarray:
     return ids
 
 
-def unexplained_share(
-    queries: np.ndarray, points: np.ndarray, ids: np.ndarray, length_scale: float, jitter: float
-) -> np.ndarray:
+def unexplained_share(queries: Array, points: Array, ids: Array, length_scale: float, jitter: float) -> Array:
     """s = 1 − kᵀ (G + jitter·I)⁻¹ k per query, clamped to [0, 1]: (n,) float64.
 
     With the Cholesky factor L of G + jitter·I this is 1 − ‖L⁻¹k‖². Neighbours -1 are left out.
@@ -82,9 +82,7 @@ def unexplained_share(
     return share
 
 
-def _share(
-    queries: np.ndarray, points: np.ndarray, ids: np.ndarray, length_scale: float, jitter: float
-) -> np.ndarray:
+def _share(queries: Array, points: Array, ids: Array, length_scale: float, jitter: float) -> Array:
     c, k = ids.shape
     present = ids >= 0  # (c, k)
     # Centring on the query costs nothing (both are float32 inside) and keeps the numbers small.
@@ -99,27 +97,26 @@ def _share(
     gram[:, range(k), range(k)] = 1.0 + jitter
     factor = np.linalg.cholesky(gram)
     whitened = np.linalg.solve(factor, to_query[:, :, None])[:, :, 0]  # (c, k)
-    return np.clip(1.0 - np.einsum("ck,ck->c", whitened, whitened), 0.0, 1.0)
+    share: Array = np.clip(1.0 - np.einsum("ck,ck->c", whitened, whitened), 0.0, 1.0)
+    return share
 
 
-def probe(queries: np.ndarray, centroids: np.ndarray, nprobe: int) -> np.ndarray:
+def probe(queries: Array, centroids: Array, nprobe: int) -> Array:
     """The lists that each query searches, those of its nearest centroids: (n, nprobe)."""
     return nearest(queries, centroids, nprobe)
 
 
-def members(lists: np.ndarray, list_offsets: np.ndarray) -> np.ndarray:
+def members(lists: Array, list_offsets: Array) -> Array:
     """Rows of all points of the given lists, ascending."""
     return np.concatenate([np.arange(list_offsets[i], list_offsets[i + 1]) for i in np.sort(lists)])
 
 
-def list_of_row(list_offsets: np.ndarray) -> np.ndarray:
+def list_of_row(list_offsets: Array) -> Array:
     """The list that each row belongs to: (M,) int64."""
     return np.repeat(np.arange(len(list_offsets) - 1), np.diff(list_offsets))
 
 
-def decode(
-    codes: np.ndarray, codebooks: np.ndarray, centroids: np.ndarray, list_offsets: np.ndarray
-) -> np.ndarray:
+def decode(codes: Array, codebooks: Array, centroids: Array, list_offsets: Array) -> Array:
     """Points of an ivfpq index: the list's centroid plus, per sub-vector, what the code stands for.
 
     One float32 addition per component, so that every implementation has the same bits: (M, d) float32.
@@ -128,9 +125,7 @@ def decode(
     return parts.reshape(len(codes), -1) + centroids[list_of_row(list_offsets)]
 
 
-def evaluate(
-    index: str, tensors: Mapping[str, np.ndarray], queries: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def evaluate(index: str, tensors: Mapping[str, Array], queries: Array) -> tuple[Array, Array]:
     """What the operator answers to queries (…, d): s (…, 1) float64 and neighbours (…, k) int64.
 
     `tensors` are the operator's constants by their contract names. ivf and ivfpq search exactly the
@@ -141,7 +136,7 @@ def evaluate(
     """
     queries = np.asarray(queries)
     rows = queries.reshape(-1, queries.shape[-1])  # (n, d)
-    k = int(np.asarray(tensors["k"]).item())
+    k = int(_number(tensors, "k"))
     if index == "ivfpq":
         points = decode(*(tensors[name] for name in ("codes", "codebooks", "centroids", "list_offsets")))
     else:
@@ -156,16 +151,19 @@ def evaluate(
     else:
         raise ValueError(f"no such index kind: {index}")
     ids[~np.isfinite(rows).all(axis=1)] = -1
-    share = unexplained_share(rows, points, ids, tensors["length_scale"], tensors["jitter"])
+    share = unexplained_share(rows, points, ids, _number(tensors, "length_scale"), _number(tensors, "jitter"))
     leading = queries.shape[:-1]
     return share.reshape(*leading, 1), ids.reshape(*leading, k)
 
 
-def _nearest_in_lists(
-    rows: np.ndarray, points: np.ndarray, k: int, tensors: Mapping[str, np.ndarray]
-) -> np.ndarray:
+def _number(tensors: Mapping[str, Array], name: str) -> float:
+    """The only element of a constant, whatever its rank."""
+    return float(np.asarray(tensors[name]).item())
+
+
+def _nearest_in_lists(rows: Array, points: Array, k: int, tensors: Mapping[str, Array]) -> Array:
     """As `nearest` among the points of the probed lists, -1 where these hold fewer than k: (n, k)."""
-    nprobe = int(np.asarray(tensors["nprobe"]).item())
+    nprobe = int(_number(tensors, "nprobe"))
     ids = np.full((len(rows), k), -1, np.int64)
     for i, lists in enumerate(probe(rows, tensors["centroids"], nprobe)):
         candidates = members(lists, tensors["list_offsets"])

@@ -11,10 +11,12 @@ in float32: onnxruntime computes them once, at load, to the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
@@ -23,34 +25,40 @@ _LARGEST_HALF = float(np.finfo(np.float16).max)
 _EPS = float(np.finfo(np.float32).eps)
 
 
+class Codes(NamedTuple):
+    """What 8 bits mean in each coordinate: float32(code) · step + least."""
+
+    step: Array  #: (d,) float32
+    least: Array  #: (d,) float32
+
+
 @dataclass(frozen=True)
 class Storage:
     """A format, and for int8 what its codes mean."""
 
     format: str = "float32"
-    step: np.ndarray | None = None  #: (d,) float32
-    least: np.ndarray | None = None  #: (d,) float32
+    codes: Codes | None = None
 
-    def encoded(self, points: np.ndarray) -> np.ndarray:
+    def encoded(self, points: Array) -> Array:
         """What the file holds for points (n, d); beyond the range of the codes the nearest of them."""
         if self.format == "float16":
             return np.clip(points, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16)
-        if self.format == "int8":
-            steps = (points.astype(np.float64) - self.least) / self.step
+        if self.codes is not None:
+            steps = (points.astype(np.float64) - self.codes.least) / self.codes.step
             return np.clip(np.rint(steps), 0, _MOST_CODE).astype(np.uint8)
         return np.asarray(points, np.float32)
 
-    def decoded(self, stored: np.ndarray) -> np.ndarray:
+    def decoded(self, stored: Array) -> Array:
         """The points (n, d) float32 that the operators see."""
-        numbers = stored.astype(np.float32)
-        return numbers * self.step + self.least if self.format == "int8" else numbers
+        numbers: Array = stored.astype(np.float32)
+        return numbers if self.codes is None else numbers * self.codes.step + self.codes.least
 
-    def rounded(self, points: np.ndarray) -> np.ndarray:
+    def rounded(self, points: Array) -> Array:
         """The points as they come out of the file. Rounding again changes nothing."""
         return self.decoded(self.encoded(points))
 
 
-def fit_storage(format: str, points: np.ndarray) -> Storage:
+def fit_storage(format: str, points: Array) -> Storage:
     """The storage of points (M, d); for int8 with the codes spread over each coordinate's range.
 
     A step is never so small that float32 could not tell one code from the next: 4 roundings of the largest
@@ -67,34 +75,35 @@ def fit_storage(format: str, points: np.ndarray) -> Storage:
     largest = np.maximum(np.abs(least), np.abs(most)).astype(np.float64)
     step = np.maximum((most.astype(np.float64) - least) / _MOST_CODE, 4 * _EPS * largest)
     step = np.where(most > least, step, 1.0)  # a coordinate that never moves has code 0 throughout
-    return Storage(format, step.astype(np.float32), least.astype(np.float32))
+    return Storage(format, Codes(step.astype(np.float32), least.astype(np.float32)))
 
 
-def emit_points(graph: VarianceGraph, storage: Storage, points: np.ndarray, name: str) -> Value:
+def emit_points(graph: VarianceGraph, storage: Storage, points: Array, name: str) -> Value:
     """The points as the file keeps them, and behind them the nodes that decode them to `name`."""
     if storage.format == "float32":
         return graph.constant(points, name)
     stored = graph.constant(storage.encoded(points), f"{name}/{storage.format}")
     decoded = name if storage.format == "float16" else f"{name}/codes"
     to = onnx.TensorProto.FLOAT
-    numbers = graph.emit("Cast", stored, dtype=np.float32, names=[decoded], to=to)
-    if storage.format == "float16":
+    numbers: Value = graph.emit("Cast", stored, dtype=np.dtype(np.float32), names=[decoded], to=to)
+    if storage.codes is None:
         return numbers
-    step = graph.constant(storage.step, f"{name}/step")
-    least = graph.constant(storage.least, f"{name}/least")
-    scaled = graph.emit("Mul", numbers, step, names=[f"{name}/scaled"])
-    return graph.emit("Add", scaled, least, names=[name])
+    step = graph.constant(storage.codes.step, f"{name}/step")
+    least = graph.constant(storage.codes.least, f"{name}/least")
+    scaled: Value = graph.emit("Mul", numbers, step, names=[f"{name}/scaled"])
+    result: Value = graph.emit("Add", scaled, least, names=[name])
+    return result
 
 
-def read_points(model: onnx.ModelProto, name: str) -> np.ndarray:
+def read_points(model: onnx.ModelProto, name: str) -> Array:
     """The points that a converted file holds under `name`, decoded by numpy: (M, d) float32."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     if name in tensors:
         return onnx.numpy_helper.to_array(tensors[name])
 
-    def held(part: str) -> np.ndarray:
+    def held(part: str) -> Array:
         return onnx.numpy_helper.to_array(tensors[f"{name}/{part}"])
 
     if f"{name}/float16" in tensors:
         return Storage("float16").decoded(held("float16"))
-    return Storage("int8", held("step"), held("least")).decoded(held("int8"))
+    return Storage("int8", Codes(held("step"), held("least"))).decoded(held("int8"))

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
 from gapa_onnx.record import METADATA_KEY, Record, parse
@@ -20,7 +21,7 @@ from gapa_onnx.sessions.runtime import first_line, session, session_options
 
 
 def open_model(
-    model: str | os.PathLike | onnx.ModelProto, *, portable: bool = False, threads: int = 0
+    model: str | os.PathLike[str] | onnx.ModelProto, *, portable: bool = False, threads: int = 0
 ) -> ort.InferenceSession:
     """A session of a converted file, or of any other model; `portable` leaves the native library out."""
     if isinstance(model, onnx.ModelProto):
@@ -48,12 +49,11 @@ def input_specs(opened: ort.InferenceSession) -> list[InputSpec]:
     return [_input_spec(value) for value in opened.get_inputs()]
 
 
-def answers(
-    opened: ort.InferenceSession, names: Sequence[str], batch: Mapping[str, np.ndarray]
-) -> list[np.ndarray]:
+def answers(opened: ort.InferenceSession, names: Sequence[str], batch: Mapping[str, Array]) -> list[Array]:
     """The named outputs for one batch."""
     try:
-        return opened.run(list(names), dict(batch))
+        found: list[Array] = opened.run(list(names), dict(batch))
+        return found
     except Exception as error:  # as above
         raise UserError(
             f"the model failed on the data: {first_line(error)}", "check their shape and range"
@@ -66,7 +66,7 @@ def record_of(opened: ort.InferenceSession) -> Record | None:
     return parse(text) if text else None
 
 
-def row_count(batch: Mapping[str, np.ndarray]) -> int:
+def row_count(batch: Mapping[str, Array]) -> int:
     """The rows of a batch; inputs of rank 0 and constants do not have more than the batched ones."""
     return max((array.shape[0] for array in batch.values() if array.ndim), default=1)
 

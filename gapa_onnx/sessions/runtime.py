@@ -59,7 +59,7 @@ def register(options: ort.SessionOptions) -> bool:
 
 
 def session(
-    path: str | os.PathLike | bytes,
+    path: str | os.PathLike[str] | bytes,
     options: ort.SessionOptions | None = None,
     providers: list[str] | None = None,
     *,

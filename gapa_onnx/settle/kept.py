@@ -9,9 +9,11 @@ from typing import IO, Any, cast
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
+
 IN_MEMORY = 256 << 20  # bytes of all kept parts together
 
-Arrays = dict[str, np.ndarray]
+Arrays = dict[str, Array]
 
 
 @dataclass

@@ -10,21 +10,22 @@ for them as it would for new rows, with any numbers.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
+from gapa_onnx.progress import Progress, silent
 from gapa_onnx.sessions.inference import row_count
 from gapa_onnx.settle.kept import Kept
 
 MOST_QUERIES = 20_000  # of all sites together, for 2000 rows: each is a solve of K x K
 FEWEST_ROWS = 32  # where a row has very many queries
 
-Batch = dict[str, np.ndarray]
-Progress = Callable[[str, float], None]
+Batch = dict[str, Array]
 
 
 class Purpose(enum.IntFlag):
@@ -49,10 +50,10 @@ FROM_TARGETS = Purpose.SCALING | Purpose.NOISE  # only rows whose target is know
 class LeftOutBatch:
     """Some rows: where they are in the data, what is fed, and what the sites make of it."""
 
-    positions: np.ndarray  #: (n,)
+    positions: Array  #: (n,)
     inputs: Batch
-    shares: dict[str, np.ndarray]  #: by the output of the site, in the shape of the operator's answer
-    queries: dict[str, np.ndarray]  #: the same for what the operator reads
+    shares: dict[str, Array]  #: by the output of the site, in the shape of the operator's answer
+    queries: dict[str, Array]  #: the same for what the operator reads
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,10 @@ def leave_out(
     calibration: Calibration,
     data: DataSource,
     purposes: Purpose,
-    known: np.ndarray | None = None,
+    known: Array | None = None,
     *,
     seed: int = 0,
-    progress: Progress = lambda text, done: None,
+    progress: Progress = silent,
 ) -> LeftOutSample:
     """Some calibration rows, chosen at random, with their left-out shares.
 
@@ -116,7 +117,7 @@ def leave_out(
     return sample
 
 
-def choose(calibration: Calibration, purposes: Purpose, known: np.ndarray | None, seed: int) -> np.ndarray:
+def choose(calibration: Calibration, purposes: Purpose, known: Array | None, seed: int) -> Array:
     """What each row of the data is for, as numbers (rows,); nothing, for most of them where there are many.
 
     All purposes take the first rows of one random order, so that what is computed for one serves the others too.
@@ -140,9 +141,7 @@ def _count(calibration: Calibration, purpose: Purpose) -> int:
     return min(ROWS[purpose], max(FEWEST_ROWS, int(queries / max(per_row, 1e-9))))
 
 
-def chosen_rows(
-    data: DataSource, batch_rows: int, wanted: np.ndarray
-) -> Iterator[tuple[np.ndarray, Batch, Purpose]]:
+def chosen_rows(data: DataSource, batch_rows: int, wanted: Array) -> Iterator[tuple[Array, Batch, Purpose]]:
     """Batches of the rows that are for something, all rows of a batch for the same.
 
     They are as large as they may be; where the model fixes the size of a batch, those of the data stay whole, and
@@ -172,12 +171,10 @@ class _Group:
 
     def __init__(self, batch_rows: int):
         self.batch_rows = batch_rows
-        self.held: list[tuple[np.ndarray, Batch]] = []
+        self.held: list[tuple[Array, Batch]] = []
         self.shapes: dict[str, tuple[int, ...]] | None = None
 
-    def add(
-        self, start: int, rows: int, inside: np.ndarray, batch: Batch
-    ) -> Iterator[tuple[np.ndarray, Batch]]:
+    def add(self, start: int, rows: int, inside: Array, batch: Batch) -> Iterator[tuple[Array, Batch]]:
         """Take in some rows of a batch; yields those before them if the two do not go together."""
         by_row = {name: array.shape[:1] == (rows,) for name, array in batch.items()}
         before, self.shapes = self.shapes, None
@@ -189,7 +186,7 @@ class _Group:
         part = {name: array[inside] if by_row[name] else array for name, array in batch.items()}
         self.held.append((start + inside, part))
 
-    def flush(self) -> Iterator[tuple[np.ndarray, Batch]]:
+    def flush(self) -> Iterator[tuple[Array, Batch]]:
         held, self.held = self.held, []
         if held:
             positions, batches = zip(*held)
@@ -197,7 +194,7 @@ class _Group:
             yield (np.concatenate(positions), joined) if len(held) > 1 else held[0]
 
 
-def left_out_share(fit: SiteFit, queries: np.ndarray) -> np.ndarray:
+def left_out_share(fit: SiteFit, queries: Array) -> Array:
     """Leave-one-out shares in the shape of the operator's answer: (…, d) -> (…, 1)."""
     rows = queries.reshape(-1, queries.shape[-1])
     return fit.leave_one_out(rows).astype(np.float32).reshape(*queries.shape[:-1], 1)

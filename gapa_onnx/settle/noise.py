@@ -18,12 +18,14 @@ makes more of it: there the noise is equally good, but not the same in every dig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.plan.heads.noise import FLOOR, Layer, NoiseHead, softplus
+from gapa_onnx.progress import Progress, silent
 
 # Chosen among about twenty settings by test likelihood on UCI sets: two narrow layers did a little better
 # than one wide one, five folds better than a single split on four sets of five, tanh better than relu on
@@ -44,16 +46,14 @@ BLOCK_ROWS = 8192
 ONE_THREAD = 1 << 18  # multiplications up to which OpenBLAS computes a product in one thread
 CONSTANTS = np.geomspace(1e-4, 10, 26)  # where the best constant is looked for, in the same units
 
-Progress = Callable[[str, float], None]
-
 
 def fit_noise(
-    hidden: np.ndarray,
-    residual: np.ndarray,
-    epistemic_var: np.ndarray,
+    hidden: Array,
+    residual: Array,
+    epistemic_var: Array,
     *,
     seed: int = 0,
-    progress: Progress = lambda text, done: None,
+    progress: Progress = silent,
 ) -> NoiseHead:
     """Train a noise head.
 
@@ -102,8 +102,8 @@ def fit_noise(
 
 
 def _rows(
-    hidden: np.ndarray, residual: np.ndarray, epistemic: np.ndarray, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    hidden: Array, residual: Array, epistemic: Array, rng: np.random.Generator
+) -> tuple[Array, Array, Array]:
     """Checked and finite rows: hidden (n, d) as it is, residual and epistemic (n, t) in float64."""
     hidden = np.asarray(hidden)
     residual, epistemic = (np.asarray(array, np.float64) for array in (residual, epistemic))
@@ -143,12 +143,12 @@ def _rows(
     return hidden, residual, epistemic
 
 
-def _blocks(hidden: np.ndarray) -> Iterator[np.ndarray]:
+def _blocks(hidden: Array) -> Iterator[Array]:
     """Rows as float64, a block at a time."""
     return (hidden[k : k + BLOCK_ROWS].astype(np.float64) for k in range(0, len(hidden), BLOCK_ROWS))
 
 
-def _directions(hidden: np.ndarray, rng: np.random.Generator) -> Layer:
+def _directions(hidden: Array, rng: np.random.Generator) -> Layer:
     """Centre (d,) and map (d, r): features (h - centre) @ map have mean square 1.
 
     Units that do not move by more than their own rounding are left out. Above `MOST_FEATURES` units, the
@@ -176,7 +176,7 @@ def _directions(hidden: np.ndarray, rng: np.random.Generator) -> Layer:
     return centre, projection / np.sqrt(np.mean(_product(rows, basis) ** 2))
 
 
-def _orthonormal(columns: np.ndarray) -> np.ndarray:
+def _orthonormal(columns: Array) -> Array:
     """Gram-Schmidt, in place; directions that the rows do not have become zeros."""
     for k in range(columns.shape[1]):
         column, before = columns[:, k], columns[:, :k]
@@ -188,13 +188,13 @@ def _orthonormal(columns: np.ndarray) -> np.ndarray:
     return columns
 
 
-def _features(hidden: np.ndarray, centre: np.ndarray, projection: np.ndarray) -> np.ndarray:
+def _features(hidden: Array, centre: Array, projection: Array) -> Array:
     """(h - centre) @ map in float32, (n, r)."""
     parts = [_product(block - centre, projection).astype(np.float32) for block in _blocks(hidden)]
     return np.concatenate(parts)
 
 
-def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _product(a: Array, b: Array) -> Array:
     """a @ b for matrices of any size, in pieces of one thread each."""
     result = np.zeros((a.shape[0], b.shape[1]))
     inner = max(1, min(a.shape[1], 128, ONE_THREAD // b.shape[1]))
@@ -208,16 +208,16 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 # --------------------------------------------------------------------------- the loss
 
 
-def _loss(s: np.ndarray, squared: np.ndarray, epistemic: np.ndarray) -> np.ndarray:
+def _loss(s: Array, squared: Array, epistemic: Array) -> Array:
     """½ (r²/σ² + log σ²) of each row, in units of the mean squared residual, without ½ log 2π."""
     var = epistemic + softplus(s) + FLOOR
     return 0.5 * (squared / var + np.log(var))
 
 
-def best_constant(squared: np.ndarray, epistemic: np.ndarray) -> np.ndarray:
+def best_constant(squared: Array, epistemic: Array) -> Array:
     """The constant noise (t,) of least loss: the best of a grid, then golden sections of log c."""
 
-    def loss(c: np.ndarray) -> np.ndarray:
+    def loss(c: Array) -> Array:
         var = epistemic + c
         return np.mean(squared / var + np.log(var), axis=0)
 
@@ -232,7 +232,7 @@ def best_constant(squared: np.ndarray, epistemic: np.ndarray) -> np.ndarray:
     return np.exp((low + high) / 2)
 
 
-def _kept(s: np.ndarray, start: float, squared: np.ndarray, epistemic: np.ndarray) -> float:
+def _kept(s: Array, start: float, squared: Array, epistemic: Array) -> float:
     """The least share of s - start, in steps of 0.05, whose loss is within a standard error of the best."""
     shares = np.linspace(0, 1, 21)
     losses = [_loss(start + share * (s - start), squared, epistemic) for share in shares]  # each (n,)
@@ -248,7 +248,7 @@ def _kept(s: np.ndarray, start: float, squared: np.ndarray, epistemic: np.ndarra
 # Parameters are a list W1, b1, W2, b2, …; those of all folds together have the fold as their first axis.
 
 
-def _forward(parameters: list[np.ndarray], rows: np.ndarray) -> list[np.ndarray]:
+def _forward(parameters: list[Array], rows: Array) -> list[Array]:
     """What each layer reads, and at the end s."""
     values = [rows]
     for k in range(0, len(parameters), 2):
@@ -258,15 +258,13 @@ def _forward(parameters: list[np.ndarray], rows: np.ndarray) -> list[np.ndarray]
     return values
 
 
-def _gradients(
-    parameters: list[np.ndarray], rows: np.ndarray, squared: np.ndarray, epistemic: np.ndarray
-) -> list[np.ndarray]:
+def _gradients(parameters: list[Array], rows: Array, squared: Array, epistemic: Array) -> list[Array]:
     """Derivatives of the mean loss by the parameters, for rows (…, b, d)."""
     values = _forward(parameters, rows)
     s = values.pop()
     var = epistemic + softplus(s) + FLOOR
     by_output = 0.5 * (1 - squared / var) / var / (1 + np.exp(-s)) / (s.shape[-2] * s.shape[-1])
-    gradients: list[np.ndarray] = []
+    gradients: list[Array] = []
     for k in range(len(parameters) - 2, -1, -2):
         x = values.pop()
         gradients += [by_output.sum(axis=-2, keepdims=True), x.swapaxes(-1, -2) @ by_output]
@@ -275,32 +273,32 @@ def _gradients(
     return gradients[::-1]
 
 
-def _outputs(parameters: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
+def _outputs(parameters: list[Array], rows: Array) -> Array:
     """s (n, t) of one network."""
     size = _batch(parameters)
     return np.concatenate([_forward(parameters, rows[k : k + size])[-1] for k in range(0, len(rows), size)])
 
 
-def _batch(parameters: list[np.ndarray]) -> int:
+def _batch(parameters: list[Array]) -> int:
     """How many rows keep every product of a step in one thread."""
     largest = max(weight.shape[-2] * weight.shape[-1] for weight in parameters[::2])
     return max(8, min(BATCH, ONE_THREAD // largest))
 
 
-def _each(networks: list[np.ndarray]) -> list[list[np.ndarray]]:
+def _each(networks: list[Array]) -> list[list[Array]]:
     """The parameters of every fold for itself."""
     return [[array[k] for array in networks] for k in range(len(networks[0]))]
 
 
 def _train(
-    features: np.ndarray,
-    squared: np.ndarray,
-    epistemic: np.ndarray,
-    start: np.ndarray,
-    folds: list[np.ndarray],
+    features: Array,
+    squared: Array,
+    epistemic: Array,
+    start: Array,
+    folds: list[Array],
     rng: np.random.Generator,
     progress: Progress,
-) -> list[np.ndarray]:
+) -> list[Array]:
     """One network a fold, all trained side by side by Adam; each at its best epoch, the constant included."""
     sizes = [features.shape[1], UNITS, UNITS, squared.shape[1]]
     networks = []
@@ -312,7 +310,7 @@ def _train(
     networks = [array.astype(np.float32) for array in networks]
     best = [array.copy() for array in networks]
 
-    def judge(fold: np.ndarray, network: list[np.ndarray]) -> float:
+    def judge(fold: Array, network: list[Array]) -> float:
         return float(np.mean(_loss(_outputs(network, features[fold]), squared[fold], epistemic[fold])))
 
     best_loss = [judge(fold, network) for fold, network in zip(folds, _each(networks))]
@@ -346,11 +344,11 @@ def _train(
 
 
 def _merge(
-    networks: list[np.ndarray],
-    kept: np.ndarray,
-    start: np.ndarray,
-    centre: np.ndarray,
-    projection: np.ndarray,
+    networks: list[Array],
+    kept: Array,
+    start: Array,
+    centre: Array,
+    projection: Array,
 ) -> tuple[Layer, ...]:
     """One network that reads h and gives start + kept · (mean of all s - start).
 

@@ -12,19 +12,19 @@ of strange inputs stay wide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.fit.calibrate import SiteFit
+from gapa_onnx.progress import Progress, silent
 from gapa_onnx.settle.left_out import LeftOutSample, Purpose
 from gapa_onnx.settle.noise import best_constant
 from gapa_onnx.settle.tail import Tail
-
-Progress = Callable[[str, float], None]
 
 FACTORS = 10.0 ** np.arange(-6, 1.25, 0.25)  # candidates for κ
 TOLERANCE = 0.001  # nats a row and output
@@ -35,13 +35,13 @@ def scaled_by_targets(
     sample: LeftOutSample,
     numbers: Numbers,
     tail: Tail,
-    targets: Mapping[str, np.ndarray],
-    progress: Progress = lambda text, done: None,
+    targets: Mapping[str, Array],
+    progress: Progress = silent,
 ) -> Numbers:
     """The numbers with the same κ in τ of every site, chosen by all targets together."""
     candidates = [times(numbers.fits, factor) for factor in FACTORS]
-    residuals: dict[str, list[np.ndarray]] = {output: [] for output in targets}
-    variances: dict[str, list[list[np.ndarray]]] = {output: [] for output in targets}
+    residuals: dict[str, list[Array]] = {output: [] for output in targets}
+    variances: dict[str, list[list[Array]]] = {output: [] for output in targets}
     total, done = sample.rows(Purpose.SCALING), 0
     for batch in sample.batches(Purpose.SCALING):
         answers = [tail(batch, fits) for fits in candidates]
@@ -69,7 +69,7 @@ def times(fits: Sequence[SiteFit], factor: float) -> tuple[SiteFit, ...]:
     return tuple(replace(fit, scale=float(np.float32(fit.scale * factor))) for fit in fits)
 
 
-def row_losses(residuals: np.ndarray, variances: np.ndarray) -> np.ndarray:
+def row_losses(residuals: Array, variances: Array) -> Array:
     """Loss (factors, n) of each row, the mean over targets, for residuals (n, t) and variances (factors, n, t).
 
     Rows with anything that is not finite are left out, and targets that the model meets exactly.
@@ -88,7 +88,7 @@ def row_losses(residuals: np.ndarray, variances: np.ndarray) -> np.ndarray:
     return np.array(losses)
 
 
-def largest_factor(losses: list[np.ndarray]) -> float:
+def largest_factor(losses: list[Array]) -> float:
     """The largest factor that costs little over the best; one array (factors, n) for each output."""
     means = np.mean([loss.mean(axis=1) for loss in losses], axis=0)  # (factors,)
     return float(FACTORS[np.flatnonzero(means <= means.min() + TOLERANCE)[-1]])

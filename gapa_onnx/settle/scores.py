@@ -6,12 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gapa_onnx.fit.statistics import quantile
+from gapa_onnx.arrays import Array
+from gapa_onnx.fit.statistics import QUANTILES, quantile
 
 VALUES_PER_ROW = 256  # kept where a row has a score per pixel or token
-
-# Quantiles that a file carries: every percent, and the tail in finer steps.
-QUANTILES = tuple(round(q / 1000, 3) for q in (*range(10, 990, 10), *range(990, 1000)))
 
 
 class ScoreSample:
@@ -19,9 +17,9 @@ class ScoreSample:
 
     def __init__(self, seed: int = 0):
         self._generator = np.random.default_rng(seed)
-        self._kept: list[np.ndarray] = []
+        self._kept: list[Array] = []
 
-    def add(self, scores: np.ndarray) -> None:
+    def add(self, scores: Array) -> None:
         """Take in scores (rows, …)."""
         flat = scores.reshape(len(scores), -1) if scores.ndim else scores.reshape(1, 1)
         if flat.shape[1] > VALUES_PER_ROW:
@@ -29,7 +27,7 @@ class ScoreSample:
         self._kept.append(flat[np.isfinite(flat)].astype(np.float64))
 
     @property
-    def values(self) -> np.ndarray:
+    def values(self) -> Array:
         return np.concatenate(self._kept) if self._kept else np.empty(0)
 
     def table(self) -> dict[str, float]:

@@ -10,17 +10,19 @@ Each is a function from numbers to numbers; the rows and their left-out shares a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration
 from gapa_onnx.plan.targets import known_rows, require_rows
+from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import ScoreRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.left_out import LeftOutSample, Purpose, leave_out
@@ -30,16 +32,14 @@ from gapa_onnx.settle.scores import ScoreSample, threshold_at
 from gapa_onnx.settle.tail import Tail
 from gapa_onnx.settle.weighing import weighed
 
-Progress = Callable[[str, float], None]
-
 
 def settle(
     template: Template,
     calibration: Calibration,
     data: DataSource,
     settings: Settings,
-    targets: Mapping[str, np.ndarray] | None = None,
-    progress: Progress = lambda text, done: None,
+    targets: Mapping[str, Array] | None = None,
+    progress: Progress = silent,
 ) -> Numbers:
     """All numbers of a template. Where τ was given, it stays as it is."""
     numbers, targets = Numbers(calibration.fits), targets or {}
@@ -64,7 +64,7 @@ def settle(
     return numbers
 
 
-def _purposes(template: Template, settings: Settings, targets: Mapping[str, np.ndarray]) -> Purpose:
+def _purposes(template: Template, settings: Settings, targets: Mapping[str, Array]) -> Purpose:
     """What left-out rows are needed for."""
     purposes = Purpose(0)
     if template.spreads:
@@ -99,7 +99,7 @@ def _by_variance(template: Template, scores: Mapping[str, str]) -> list[str]:
     )
 
 
-def _beside_targets(template: Template, targets: Mapping[str, np.ndarray]) -> list[str]:
+def _beside_targets(template: Template, targets: Mapping[str, Array]) -> list[str]:
     return [name for output in targets for name in (output, template.roles[output]["var"])]
 
 
@@ -159,13 +159,13 @@ def _with_noise(
     numbers: Numbers,
     tail: Tail,
     output: str,
-    targets: np.ndarray,
+    targets: Array,
     settings: Settings,
     progress: Progress,
 ) -> Numbers:
     """The numbers with the noise head of one output, which reads what the last site compares."""
     hidden, var = template.noise[output].reads, template.roles[output]["var"]
-    parts: list[tuple[np.ndarray, ...]] = []
+    parts: list[tuple[Array, ...]] = []
     for batch in sample.batches(Purpose.NOISE):
         answers = tail(batch, numbers.fits)
         features = batch.queries[hidden]
@@ -181,5 +181,5 @@ def _with_noise(
     return replace(numbers, noise={**numbers.noise, output: head})
 
 
-def _columns(array: np.ndarray) -> np.ndarray:
+def _columns(array: Array) -> Array:
     return np.asarray(array, np.float64).reshape(len(array), -1)  # (n, targets)

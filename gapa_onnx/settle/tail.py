@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.emit.numbers import site_tensors
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.fit.calibrate import SiteFit
@@ -37,7 +37,7 @@ class Tail:
         self._session = open_session(extract(whole, self.wanted, given), "the converted model")
         self._read = {value.name for value in self._session.get_inputs()}
 
-    def __call__(self, batch: LeftOutBatch, fits: Sequence[SiteFit]) -> dict[str, np.ndarray]:
+    def __call__(self, batch: LeftOutBatch, fits: Sequence[SiteFit]) -> dict[str, Array]:
         """The wanted tensors for left-out rows, if the sites had these fits."""
         fed = {**batch.inputs, **site_tensors(self.template, fits)}
         fed |= {site.share: batch.shares[site.output] for site in self.template.sites}

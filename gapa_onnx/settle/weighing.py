@@ -15,22 +15,22 @@ linearly, and near enough behind normalisations, which saturate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.fit.calibrate import SiteFit
+from gapa_onnx.progress import Progress, silent
 from gapa_onnx.settle.left_out import LeftOutSample, Purpose
 from gapa_onnx.settle.scores import ScoreSample
 from gapa_onnx.settle.tail import Tail
 
 EARLIER = 0.5  # weight of a site that is not the last, which has 1
 FAINTEST = 1e-12  # of the largest median: a part that is less has died out, and its factor might overflow
-
-Progress = Callable[[str, float], None]
 
 
 def weighed(
@@ -39,7 +39,7 @@ def weighed(
     numbers: Numbers,
     tail: Tail,
     seed: int = 0,
-    progress: Progress = lambda text, done: None,
+    progress: Progress = silent,
 ) -> Numbers:
     """The numbers with τ and A of every site times its factor."""
     medians = medians_alone(template, sample, numbers.fits, tail, seed, progress)
@@ -56,8 +56,8 @@ def medians_alone(
     fits: Sequence[SiteFit],
     tail: Tail,
     seed: int = 0,
-    progress: Progress = lambda text, done: None,
-) -> np.ndarray:
+    progress: Progress = silent,
+) -> Array:
     """Median of the mean variance of left-out rows with one site alone: (outputs with a score, sites).
 
     NaN where no variance is finite.
@@ -76,7 +76,7 @@ def medians_alone(
     return np.reshape(medians, (len(samples), len(fits)))
 
 
-def factors(medians: np.ndarray) -> np.ndarray:
+def factors(medians: Array) -> Array:
     """f (sites,) from the medians (outputs, sites) of each site alone, the last site nearest to the outputs.
 
     Only sites that reach an output enter its factors. The factor of a site is the geometric mean over the

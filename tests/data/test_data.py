@@ -603,6 +603,11 @@ def loader(body, function="load"):
     return write
 
 
+def capital_loader(folder):
+    (folder / "LOAD.PY").write_text("load = list\n")
+    return f"{folder / 'LOAD.PY'}:load"
+
+
 def truncated(write, keep=0.6):
     def cut(folder):
         path = Path(write(folder))
@@ -736,6 +741,7 @@ REFUSED = {
     "images for rows": (image_folder, (X,), ["(N, 4)"]),
     "images for int8": (image_folder, (InputSpec("image", np.int8, (1, 3, 8, 6)),), ["int8"]),
     "loader file missing": (lambda f: f"{f / 'none.py'}:load", (X,), ["none.py"]),
+    "loader file of another suffix": (capital_loader, (X,), ["LOAD.PY is not a Python file"]),
     "loader function missing": (loader("def loads(): pass\n"), (X,), ["no function 'load'", "load.py:loads"]),
     "loader does not import": (loader("import no_such_module_anywhere\n"), (X,), ["ModuleNotFoundError"]),
     "loader returns nothing": (loader("def load(): pass\n"), (X,), ["NoneType"]),

@@ -61,3 +61,14 @@ def test_small_batches_are_left_out_as_large_ones(plan_and_data):
     rows = np.random.default_rng(1).standard_normal((30, 6)).astype(np.float32)
     whole = site.leave_one_out(rows)
     np.testing.assert_array_equal(np.concatenate([site.leave_one_out(r[None]) for r in rows]), whole)
+
+
+def test_the_progress_of_choosing_points_is_told(plan_and_data):
+    plan, data = plan_and_data
+    settings = Settings(m=40, k=8)
+    told = []
+    fit(collect(plan, data, settings), settings, lambda text, done: told.append((text, done)))
+    fractions = [done for _, done in told]
+    assert fractions == sorted(fractions) and fractions[0] == 0 and fractions[-1] == 1
+    choosing = {done for text, done in told if text == f"choosing points at {plan.sites[0].name}"}
+    assert len(choosing) > 10

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource, ImageOptions, InputSpec, open_data
 from gapa_onnx.data.spec import fixed
 from gapa_onnx.errors import UserError
@@ -40,19 +41,19 @@ class Answered:
     outputs: Mapping[str, str]  #: role -> graph output; `MEAN` among them
     threshold: Mapping[str, float] | None
 
-    def classes_last(self, values: np.ndarray) -> np.ndarray:
+    def classes_last(self, values: Array) -> Array:
         """(n, places, classes) of an answer that has classes."""
         if self.axis is None:
             return values.reshape(len(values), -1, 1)
         moved = np.moveaxis(values, self.axis, -1)
         return moved.reshape(len(moved), -1, moved.shape[-1])
 
-    def places(self, values: np.ndarray) -> tuple[int, ...]:
+    def places(self, values: Array) -> tuple[int, ...]:
         """The trailing shape of an answer, without its classes."""
         shape = values.shape[1:]
         return shape if self.axis is None else (*shape[: self.axis - 1], *shape[self.axis :])
 
-    def source_probs(self, values: np.ndarray) -> np.ndarray:
+    def source_probs(self, values: Array) -> Array:
         """Probabilities (…, classes) of the source by itself; no variance has a part in them."""
         values = values.astype(np.float64)
         special = needed("scipy.special")
@@ -60,7 +61,8 @@ class Answered:
             return special.expit(values) if self.plain_logits else values
         if not self.plain_logits and not (values < 0).any():
             return values
-        return special.softmax(values, axis=-1)  # of log-probabilities these are the probabilities
+        probs: Array = special.softmax(values, axis=-1)  # of log-probabilities these are the probabilities
+        return probs
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ class ConvertedFile:
     answered: Answered
     provenance: Mapping[str, Any] = field(repr=False)
 
-    def batches(self, data: DataSource, batch_size: int) -> Iterator[tuple[int, dict, dict]]:
+    def batches(
+        self, data: DataSource, batch_size: int
+    ) -> Iterator[tuple[int, dict[str, Array], dict[str, Array]]]:
         """First row, inputs by name and answers by role, batch after batch."""
         roles, start = self.answered.outputs, 0
         for batch in data.batches(batch_size):
@@ -90,7 +94,7 @@ class ConvertedFile:
     def open_data(self, data: Any, images: ImageOptions) -> DataSource:
         return open_data(data, self.inputs, images)
 
-    def require_matching(self, labels: np.ndarray, data: DataSource, seen: int | None = None) -> None:
+    def require_matching(self, labels: Array, data: DataSource, seen: int | None = None) -> None:
         """Labels fit the rows, also those that a fixed batch size leaves out at the end.
 
         Before the run, and after it with the number of rows `seen`.
@@ -109,7 +113,9 @@ class ConvertedFile:
             )
 
 
-def open_converted(model: str | os.PathLike | onnx.ModelProto, output: str | None = None) -> ConvertedFile:
+def open_converted(
+    model: str | os.PathLike[str] | onnx.ModelProto, output: str | None = None
+) -> ConvertedFile:
     """Open a converted file and choose the output to look at: the named one, else the only one with a task."""
     session = open_model(model)
     file = "a model in memory" if isinstance(model, onnx.ModelProto) else str(Path(model))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.answers import MEAN, Answered
 from gapa_onnx.measure.evaluation.labels import class_labels, label_matrix
 from gapa_onnx.measure.evaluation.metrics import (
@@ -34,7 +35,7 @@ from gapa_onnx.measure.evaluation.rows import (
 _SIDES = ("source", "gapa")
 
 
-def two_sided(probs: np.ndarray) -> np.ndarray:
+def two_sided(probs: Array) -> Array:
     """(…, 1) probabilities of yes as (…, 2) of no and yes; any other probabilities as they are."""
     if probs.shape[-1] != 1:
         return probs
@@ -42,13 +43,13 @@ def two_sided(probs: np.ndarray) -> np.ndarray:
     return np.concatenate([1 - yes, yes], axis=-1)
 
 
-def within(probs: np.ndarray) -> np.ndarray:
+def within(probs: Array) -> Array:
     """Probabilities of yes, kept off 0 and 1; NaN stays."""
     return np.clip(probs, SMALLEST_OF_TWO, 1 - SMALLEST_OF_TWO)
 
 
 def class_columns(
-    answered: Answered, found: Mapping[str, np.ndarray], labels: np.ndarray | None, start: int
+    answered: Answered, found: Mapping[str, Array], labels: Array | None, start: int
 ) -> Columns:
     """One class per row. Without labels only what needs none."""
     probs = {
@@ -98,7 +99,7 @@ def class_findings(columns: Columns) -> Findings:
 
 
 def label_columns(
-    answered: Answered, found: Mapping[str, np.ndarray], labels: np.ndarray | None, start: int
+    answered: Answered, found: Mapping[str, Array], labels: Array | None, start: int
 ) -> Columns:
     """Several labels at once, each of two classes; scores are means over the labels."""
     rows = len(found[MEAN])
@@ -164,5 +165,5 @@ def label_caption(columns: Columns, row: int) -> tuple[str, str]:
     return _listed(columns["gapa/probs"][row] >= 0.5), target
 
 
-def _listed(chosen: np.ndarray) -> str:
+def _listed(chosen: Array) -> str:
     return ", ".join(map(str, np.flatnonzero(chosen))) or "none"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.answers import MEAN, ConvertedFile
@@ -14,8 +15,8 @@ from gapa_onnx.measure.evaluation.labels import require_rows
 from gapa_onnx.measure.evaluation.rows import SCORE, VALID, Columns, concatenate, select
 from gapa_onnx.measure.evaluation.segmentation import MAP
 from gapa_onnx.measure.evaluation.thumbnails import Gallery
+from gapa_onnx.progress import Progress, silent
 
-Progress = Callable[[str, float], None]
 _CERTAINTY = tuple(SCORE + name for name in ("score", "epistemic", "std", "entropy", "maxprob"))
 
 
@@ -23,11 +24,11 @@ def collect(
     converted: ConvertedFile,
     judge: Judge,
     data: DataSource,
-    labels: np.ndarray | None,
+    labels: Array | None,
     batch_size: int,
     *,
     gallery: Gallery | None = None,
-    progress: Progress = lambda text, done: None,
+    progress: Progress = silent,
     text: str = "evaluating",
 ) -> tuple[Columns, int]:
     """The columns of all rows that the file has an answer for, and the number of the others."""
@@ -62,9 +63,9 @@ def _show(
     converted: ConvertedFile,
     judge: Judge,
     start: int,
-    batch: Mapping[str, np.ndarray],
+    batch: Mapping[str, Array],
     columns: Columns,
-    mean: np.ndarray,
+    mean: Array,
 ) -> None:
     if judge.caption is not None:
         gallery.add(start, batch, columns, next(name for name in _CERTAINTY if name in columns))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.metrics import bin_sums, expected_calibration_error, reliability
 from gapa_onnx.measure.evaluation.result import ReliabilityBin
 from gapa_onnx.measure.evaluation.rows import Columns, detect_errors
@@ -27,13 +28,13 @@ _SEED = 0
 class Places:
     """What one side predicts at the labelled places of one row, each (places,)."""
 
-    predicted: np.ndarray
-    confidence: np.ndarray
-    nll: np.ndarray
-    brier: np.ndarray | None = None
+    predicted: Array
+    confidence: Array
+    nll: Array
+    brier: Array | None = None
 
 
-def reduce_row(sides: Mapping[str, Places], target: np.ndarray) -> Columns:
+def reduce_row(sides: Mapping[str, Places], target: Array) -> Columns:
     """Sums over the places of one row; target (places,) holds no ignored place."""
     sums: Columns = {"places": np.float64(len(target))}
     for side, places in sides.items():
@@ -46,9 +47,7 @@ def reduce_row(sides: Mapping[str, Places], target: np.ndarray) -> Columns:
     return sums
 
 
-def sample_row(
-    scores: Mapping[str, np.ndarray], wrong: Mapping[str, np.ndarray], row: int, rows: int
-) -> Columns:
+def sample_row(scores: Mapping[str, Array], wrong: Mapping[str, Array], row: int, rows: int) -> Columns:
     """Scores and errors at sampled places of one row, NaN where a row has fewer: (sample,) each."""
     size = min(max(MOST_PLACES // max(rows, 1), _LEAST_PER_ROW), MOST_PLACES)
     places = len(wrong["gapa"])
@@ -71,7 +70,7 @@ def stacked(rows: list[Columns]) -> Columns:
 
 def sum_up(
     columns: Columns,
-) -> tuple[dict[str, dict[str, float]], dict[str, tuple[ReliabilityBin, ...]], np.ndarray]:
+) -> tuple[dict[str, dict[str, float]], dict[str, tuple[ReliabilityBin, ...]], Array]:
     """Metrics and bins per side over all places, and the error rate of each row, NaN without labels."""
     count = columns["places"].sum()
     metrics: dict[str, dict[str, float]] = {}

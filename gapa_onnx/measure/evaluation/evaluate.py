@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from gapa_onnx.data import ImageOptions
+from gapa_onnx.arrays import Array
+from gapa_onnx.data import DataSource, ImageOptions
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation import metrics
 from gapa_onnx.measure.evaluation.answers import ConvertedFile, open_converted
-from gapa_onnx.measure.evaluation.collection import Progress, collect
-from gapa_onnx.measure.evaluation.judges import Judge, judge_of
+from gapa_onnx.measure.evaluation.collection import collect
+from gapa_onnx.measure.evaluation.judges import judge_of
 from gapa_onnx.measure.evaluation.labels import read_labels
-from gapa_onnx.measure.evaluation.result import Evaluation, Shift
-from gapa_onnx.measure.evaluation.rows import FLAGGED, VALID, Columns, concatenate, scores_in
+from gapa_onnx.measure.evaluation.result import Cost, Evaluation, Shift
+from gapa_onnx.measure.evaluation.rows import FLAGGED, VALID, Columns, Findings, concatenate, scores_in
 from gapa_onnx.measure.evaluation.shifts import ShiftedSet, shifted_sets
 from gapa_onnx.measure.evaluation.thumbnails import Gallery
 from gapa_onnx.measure.evaluation.timing import measure_cost
 from gapa_onnx.model.load import load
+from gapa_onnx.progress import Progress, silent
 
 CURVE_POINTS = 2000  #: of a risk-coverage curve that is kept for drawing; its area counts every row
 
 
 def evaluate(
-    model: str | os.PathLike | onnx.ModelProto,
+    model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
     labels: Any,
     *,
     ood: Any = None,
-    shifts: str | os.PathLike | None = None,
-    source: str | os.PathLike | None = None,
+    shifts: str | os.PathLike[str] | None = None,
+    source: str | os.PathLike[str] | None = None,
     output: str | None = None,
     batch_size: int = 256,
     images: ImageOptions = ImageOptions(),
-    progress: Progress = lambda text, done: None,
+    progress: Progress = silent,
 ) -> Evaluation:
     """Measure predictions and uncertainties of a converted file, always beside those of its source.
 
@@ -62,76 +65,83 @@ def evaluate(
     >>> found = evaluate("model.gapa.onnx", "test.npz", "test_labels.npy", ood="elsewhere.npz")
     >>> found.metrics["gapa"]["nll"] < found.metrics["source"]["nll"]
     """
+    run = _Run(_opened(model, output, source), batch_size, images, progress)
+    truth = read_labels(labels)
+    given = run.open(data)
+    unlike = {name: run.open(one) for name, one in named_sets(ood).items()}
+    series = [] if shifts is None else shifted_sets(Path(shifts))
+    inside = _inside(run, given, truth)
+    outside = _outside(run, unlike)
+    shifted = tuple(_shift(run, one, truth) for one in series)
+    cost, sentence = _cost(run, source, model, given)
+    return _summary(run, inside, outside, shifted, cost, sentence)
+
+
+class _Run:
+    """A converted file with the judge of its task, and how data are fed to it."""
+
+    def __init__(self, converted: ConvertedFile, batch_size: int, images: ImageOptions, progress: Progress):
+        self.converted, self.judge = converted, judge_of(converted)
+        self.batch_size, self.images, self.progress = batch_size, images, progress
+
+    def open(self, data: Any) -> DataSource:
+        return self.converted.open_data(data, self.images)
+
+    def gallery(self, origin: str) -> Gallery:
+        return Gallery(self.images, self.judge.caption, origin)
+
+    def collect(
+        self, data: DataSource, labels: Array | None, text: str, gallery: Gallery | None = None
+    ) -> tuple[Columns, int]:
+        """The columns of all rows that the file has an answer for, and the number of the others."""
+        return collect(
+            self.converted, self.judge, data, labels, self.batch_size,
+            gallery=gallery, progress=self.progress, text=text,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """What the labelled rows gave."""
+
+    columns: Columns
+    lost: int  #: rows without an answer
+    gallery: Gallery
+    findings: Findings
+
+
+@dataclass(frozen=True)
+class _Outside:
+    """What the OOD sets gave, each under its name."""
+
+    sets: Mapping[str, Columns]
+    lost: int
+    gallery: Gallery
+
+    @property
+    def columns(self) -> Columns:
+        """Those of all sets together; none without a set."""
+        return concatenate(self.sets.values()) if self.sets else {}
+
+
+def _opened(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    output: str | None,
+    source: str | os.PathLike[str] | None,
+) -> ConvertedFile:
+    """The file, once it is certain that all is there to judge it."""
     for module in ("scipy.special", "scipy.stats", "sklearn.metrics"):
         metrics.needed(module)
     converted = open_converted(model, output)
     if source is not None:
         _require_source(source, converted)
-    truth = read_labels(labels)
-    judge = judge_of(converted)
-    opened = converted.open_data(data, images)
-    unlike = {name: converted.open_data(given, images) for name, given in named_sets(ood).items()}
-    series = [] if shifts is None else shifted_sets(Path(shifts))
-
-    galleries = [Gallery(images, judge.caption, origin) for origin in ("data", "ood")]
-    columns, dropped = collect(
-        converted, judge, opened, truth, batch_size, gallery=galleries[0], progress=progress
-    )
-    found = judge.findings(columns)
-    notes, left_out = [*found.notes], {"data": dropped}
-    strange: dict[str, Columns] = {}
-    for name, given in unlike.items():
-        strange[name], lost = collect(
-            converted, judge, given, None, batch_size,
-            gallery=galleries[1], progress=progress, text=f"OOD set {name}",
-        )  # fmt: skip
-        left_out["ood"] = left_out.get("ood", 0) + lost
-    notes += [f"rows left out of {kind} for NaN answers: {lost}" for kind, lost in left_out.items() if lost]
-
-    scores = scores_in(columns)
-    everything = {"data": columns, **({"ood": concatenate(strange.values())} if strange else {})}
-    outside = scores_in(everything["ood"]) if strange else {}
-    known = ~np.isnan(found.losses)
-    curves = {name: metrics.risk_coverage(found.losses[known], v[known]) for name, v in scores.items()}
-    shifted = tuple(_shift(converted, judge, one, truth, batch_size, images, progress) for one in series)
-    cost = None
-    if source is not None:
-        progress("timing", 0.0)
-        cost, sentence = measure_cost(source, model, next(opened.batches(batch_size)))
-        notes.append(sentence)
-    return Evaluation(
-        file=converted.file,
-        output=converted.answered.output,
-        task=converted.answered.task,
-        rows=len(columns[VALID]),
-        ood_rows=sum(len(one[VALID]) for one in strange.values()),
-        metrics=found.metrics,
-        detection=_detection(scores, outside),
-        scores={name: (values, outside.get(name)) for name, values in scores.items()},
-        reliability=found.reliability,
-        risk_coverage={name: _thinned(*curve) for name, curve in curves.items()},
-        aurc={name: float(risk.mean()) for name, (_, risk) in curves.items()},
-        flagged={kind: float(some[FLAGGED].mean()) for kind, some in everything.items() if FLAGGED in some},
-        threshold=converted.answered.threshold,
-        shifts=shifted,
-        most_certain=sum((gallery.most_certain for gallery in galleries), ()),
-        least_certain=sum((gallery.least_certain for gallery in galleries), ()),
-        segmentation=galleries[0].segmented,
-        intervals=found.intervals,
-        cost=cost,
-        provenance=converted.provenance,
-        error_detection=found.error_detection,
-        ood_sets={name: _detection(scores, scores_in(one)) for name, one in strange.items()},
-        risk=found.risk,
-        left_out=left_out,
-        notes=tuple(notes),
-    )
+    return converted
 
 
-def _require_source(source: str | os.PathLike, converted: ConvertedFile) -> None:
+def _require_source(source: str | os.PathLike[str], converted: ConvertedFile) -> None:
     """A cost ratio to some other model would mislead."""
     expected = converted.provenance.get("source", {}).get("sha256")
-    if expected and load(source).sha256 != expected:
+    if expected and load(Path(source)).sha256 != expected:
         raise UserError(
             f"{converted.file} was not converted from {source}: the sha256 differs",
             "give the file that was converted, or leave --source out",
@@ -152,29 +162,102 @@ def named_sets(ood: Any) -> dict[str, Any]:
     return found
 
 
-def _shift(
-    converted: ConvertedFile,
-    judge: Judge,
-    one: ShiftedSet,
-    truth: np.ndarray,
-    batch_size: int,
-    images: ImageOptions,
-    progress: Progress,
-) -> Shift:
+def _inside(run: _Run, data: DataSource, truth: Array) -> _Inside:
+    """Run the labelled rows and judge them."""
+    gallery = run.gallery("data")
+    columns, lost = run.collect(data, truth, "evaluating", gallery)
+    return _Inside(columns, lost, gallery, run.judge.findings(columns))
+
+
+def _outside(run: _Run, unlike: Mapping[str, DataSource]) -> _Outside:
+    """Run the OOD sets one after the other."""
+    gallery = run.gallery("ood")
+    found = {name: run.collect(data, None, f"OOD set {name}", gallery) for name, data in unlike.items()}
+    sets = {name: columns for name, (columns, _) in found.items()}
+    return _Outside(sets, sum(lost for _, lost in found.values()), gallery)
+
+
+def _shift(run: _Run, one: ShiftedSet, truth: Array) -> Shift:
+    """Run one set of a series of ever stranger ones."""
     labels = truth if one.labels is None else one.labels
-    data = converted.open_data(one.path, images)
-    columns, _ = collect(converted, judge, data, labels, batch_size, progress=progress, text=one.name)
+    columns, _ = run.collect(run.open(one.path), labels, one.name)
     means = {name: float(values.mean()) for name, values in scores_in(columns).items()}
-    return Shift(one.name, one.position, judge.findings(columns).metrics, means)
+    return Shift(one.name, one.position, run.judge.findings(columns).metrics, means)
 
 
-def _detection(
-    inside: Mapping[str, np.ndarray], outside: Mapping[str, np.ndarray]
-) -> dict[str, dict[str, float]]:
+def _cost(
+    run: _Run,
+    source: str | os.PathLike[str] | None,
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    data: DataSource,
+) -> tuple[Cost | None, str | None]:
+    """What the file costs beside its source, and a sentence about it; nothing without the source."""
+    if source is None:
+        return None, None
+    run.progress("timing", 0.0)
+    return measure_cost(source, model, next(data.batches(run.batch_size)))
+
+
+def _summary(
+    run: _Run,
+    inside: _Inside,
+    outside: _Outside,
+    shifts: tuple[Shift, ...],
+    cost: Cost | None,
+    sentence: str | None,
+) -> Evaluation:
+    """All numbers that follow from what was collected."""
+    converted, found = run.converted, inside.findings
+    everything = {"data": inside.columns, "ood": outside.columns}
+    scores, strange = scores_in(everything["data"]), scores_in(everything["ood"])
+    curves = _risk_curves(found.losses, scores)
+    left_out = {"data": inside.lost, **({"ood": outside.lost} if outside.sets else {})}
+    lost = [f"rows left out of {kind} for NaN answers: {rows}" for kind, rows in left_out.items() if rows]
+    return Evaluation(
+        file=converted.file,
+        output=converted.answered.output,
+        task=converted.answered.task,
+        rows=len(inside.columns[VALID]),
+        ood_rows=sum(len(columns[VALID]) for columns in outside.sets.values()),
+        metrics=found.metrics,
+        detection=_detection(scores, strange),
+        scores={name: (values, strange.get(name)) for name, values in scores.items()},
+        reliability=found.reliability,
+        risk_coverage={name: _thinned(*curve) for name, curve in curves.items()},
+        aurc={name: float(risk.mean()) for name, (_, risk) in curves.items()},
+        flagged=_flagged(everything),
+        threshold=converted.answered.threshold,
+        shifts=shifts,
+        most_certain=inside.gallery.most_certain + outside.gallery.most_certain,
+        least_certain=inside.gallery.least_certain + outside.gallery.least_certain,
+        segmentation=inside.gallery.segmented,
+        intervals=found.intervals,
+        cost=cost,
+        provenance=converted.provenance,
+        error_detection=found.error_detection,
+        ood_sets={name: _detection(scores, scores_in(columns)) for name, columns in outside.sets.items()},
+        risk=found.risk,
+        left_out=left_out,
+        notes=(*found.notes, *lost, *([] if sentence is None else [sentence])),
+    )
+
+
+def _risk_curves(losses: Array, scores: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
+    """Risk against coverage by each score, over the rows that have a label."""
+    known = ~np.isnan(losses)
+    return {name: metrics.risk_coverage(losses[known], values[known]) for name, values in scores.items()}
+
+
+def _flagged(sets: Mapping[str, Columns]) -> dict[str, float]:
+    """The share of each set that the file's own threshold flags, where it has one."""
+    return {kind: float(columns[FLAGGED].mean()) for kind, columns in sets.items() if FLAGGED in columns}
+
+
+def _detection(inside: Mapping[str, Array], outside: Mapping[str, Array]) -> dict[str, dict[str, float]]:
     return {name: metrics.detection(inside[name], values) for name, values in outside.items()}
 
 
-def _thinned(coverage: np.ndarray, risk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _thinned(coverage: Array, risk: Array) -> tuple[Array, Array]:
     if len(coverage) <= CURVE_POINTS:
         return coverage, risk
     kept = np.linspace(0, len(coverage) - 1, CURVE_POINTS).astype(np.int64)

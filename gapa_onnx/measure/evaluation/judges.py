@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.answers import Answered, ConvertedFile, require_roles
 from gapa_onnx.measure.evaluation.classification import (
     class_caption,
@@ -28,7 +27,7 @@ class Judge:
 
     needs: tuple[str, ...]  #: roles of outputs
     #: (answered, found by role, labels or None, first row, rows in all) -> columns
-    columns: Callable[[Answered, Mapping[str, np.ndarray], np.ndarray | None, int, int], Columns]
+    columns: Callable[[Answered, Mapping[str, Array], Array | None, int, int], Columns]
     findings: Callable[[Columns], Findings]
     caption: Callable[[Columns, int], tuple[str, str]] | None = None  #: None: rows are not shown one by one
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data.arrays import npy_stream, npz_record
 from gapa_onnx.data.record import reading
 from gapa_onnx.errors import UserError
@@ -25,7 +26,7 @@ IGNORED = 255  #: of segmentation maps, where the model has no such class; negat
 _KINDS = ".npy, .npz, .csv or .txt"
 
 
-def read_labels(labels: Any) -> np.ndarray:
+def read_labels(labels: Any) -> Array:
     """Labels of numbers, one row per sample; a .npy file is memory-mapped, so only rows in use are read."""
     if isinstance(labels, (str, os.PathLike)):
         found, where = _from_file(Path(labels)), str(labels)
@@ -38,7 +39,7 @@ def read_labels(labels: Any) -> np.ndarray:
     return found
 
 
-def labels_beside(path: Path) -> np.ndarray | None:
+def labels_beside(path: Path) -> Array | None:
     """Labels that a .npz file of data holds itself, None for any other data."""
     if path.suffix.lower() != ".npz" or not path.is_file():
         return None
@@ -47,7 +48,7 @@ def labels_beside(path: Path) -> np.ndarray | None:
     return None if key is None else read_labels(arrays[key].whole())
 
 
-def require_rows(labels: np.ndarray, rows: int | None, what: str) -> None:
+def require_rows(labels: Array, rows: int | None, what: str) -> None:
     """One label per row, where the number of rows is known."""
     if rows is not None and len(labels) != rows:
         raise UserError(
@@ -56,7 +57,7 @@ def require_rows(labels: np.ndarray, rows: int | None, what: str) -> None:
         )
 
 
-def class_labels(labels: np.ndarray, places: tuple[int, ...], classes: int, start: int) -> np.ndarray:
+def class_labels(labels: Array, places: tuple[int, ...], classes: int, start: int) -> Array:
     """Whole numbers (n, p) for an output with p = prod(places) classified places per row; −1 is to ignore.
 
     One class index per place, or one-hot rows. Only where a row has several places may a label be
@@ -84,7 +85,7 @@ def class_labels(labels: np.ndarray, places: tuple[int, ...], classes: int, star
     return np.where(ignored, -1, found)
 
 
-def label_matrix(labels: np.ndarray, count: int, start: int) -> np.ndarray:
+def label_matrix(labels: Array, count: int, start: int) -> Array:
     """0 and 1 for each of the labels that an input can have at once: (n, count)."""
     rows = len(labels)
     if labels.size != rows * count:
@@ -102,7 +103,7 @@ def label_matrix(labels: np.ndarray, count: int, start: int) -> np.ndarray:
     return found
 
 
-def target_values(labels: np.ndarray, shape: tuple[int, ...], start: int) -> np.ndarray:
+def target_values(labels: Array, shape: tuple[int, ...], start: int) -> Array:
     """Numbers to predict, (n, elements of one answer)."""
     rows, count = len(labels), int(np.prod(shape, dtype=np.int64))
     if labels.size != rows * count:
@@ -121,7 +122,7 @@ def _plain(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _from_one_hot(labels: np.ndarray, start: int) -> np.ndarray:
+def _from_one_hot(labels: Array, start: int) -> Array:
     sums = np.asarray(labels, np.float64).sum(axis=1)
     bad = ~np.isin(labels, (0, 1)).all(axis=1) | (sums != 1)
     if bad.any():
@@ -129,10 +130,11 @@ def _from_one_hot(labels: np.ndarray, start: int) -> np.ndarray:
             f"row {start + int(np.argmax(bad))} of the labels is not one-hot",
             "this output predicts one class per row: a single 1 among zeros, or the class as a number",
         )
-    return labels.argmax(axis=1)
+    classes: Array = labels.argmax(axis=1)
+    return classes
 
 
-def _whole(labels: np.ndarray, start: int) -> np.ndarray:
+def _whole(labels: Array, start: int) -> Array:
     if labels.dtype.kind in "biu":
         return np.asarray(labels, np.int64)
     broken = ~(np.isfinite(labels) & (labels == np.rint(labels)))
@@ -148,14 +150,16 @@ def _whole(labels: np.ndarray, start: int) -> np.ndarray:
 # ------------------------------------------------------------------------------ files
 
 
-def _from_file(path: Path) -> np.ndarray:
+def _from_file(path: Path) -> Array:
     if not path.is_file():
         raise UserError(f"there is no file {path}", f"labels are a {_KINDS} file")
     kind = path.suffix.lower()
     if kind == ".npy":
         npy_stream(path)  # refuses what numpy would unpickle, in a sentence
         with reading(path):
-            return np.load(path, mmap_mode="r" if path.stat().st_size > 1 << 20 else None, allow_pickle=False)
+            large = path.stat().st_size > 1 << 20
+            found: Array = np.load(path, mmap_mode="r" if large else None, allow_pickle=False)
+            return found
     if kind == ".npz":
         arrays = npz_record(path).arrays
         named = [key for key in KEYS if key in arrays] or list(arrays)
@@ -169,7 +173,7 @@ def _from_file(path: Path) -> np.ndarray:
     raise UserError(f"{path} is of a kind that labels cannot be read from", f"give a {_KINDS} file")
 
 
-def _from_table(path: Path, *, delimited: bool) -> np.ndarray:
+def _from_table(path: Path, *, delimited: bool) -> Array:
     with reading(path, csv.Error), path.open(newline="", encoding="utf-8-sig") as file:
         lines = [line for line in file if line.strip()]
         if not lines:

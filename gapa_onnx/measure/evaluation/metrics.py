@@ -14,6 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.result import ReliabilityBin
 
@@ -37,24 +38,27 @@ def needed(module: str) -> ModuleType:
 # ------------------------------------------------------------------- predicted classes
 
 
-def log_loss_rows(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def log_loss_rows(probs: Array, labels: Array) -> Array:
     """−log p(label) of each row; probs (n, c), labels (n,)."""
     chosen = np.take_along_axis(probs, labels[:, None], axis=1)[:, 0]
-    return -np.log(np.maximum(chosen, SMALLEST_PROBABILITY))
+    losses: Array = -np.log(np.maximum(chosen, SMALLEST_PROBABILITY))
+    return losses
 
 
-def brier_rows(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def brier_rows(probs: Array, labels: Array) -> Array:
     """Σ_c (p_c − [c = label])² of each row, between 0 and 2; probs (n, c), labels (n,)."""
     chosen = np.take_along_axis(probs, labels[:, None], axis=1)[:, 0]
-    return np.square(probs).sum(axis=1) - 2 * chosen + 1
+    scores: Array = np.square(probs).sum(axis=1) - 2 * chosen + 1
+    return scores
 
 
-def entropy_rows(probs: np.ndarray) -> np.ndarray:
+def entropy_rows(probs: Array) -> Array:
     """−Σ_c p_c log p_c over the last axis."""
-    return needed("scipy.special").entr(probs).sum(axis=-1)
+    entropies: Array = needed("scipy.special").entr(probs).sum(axis=-1)
+    return entropies
 
 
-def bin_sums(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> np.ndarray:
+def bin_sums(confidence: Array, correct: Array, bins: int = BINS) -> Array:
     """Count, summed confidence and summed accuracy per bin of equal width (low, high]: (bins, 3)."""
     inner = np.linspace(0.0, 1.0, bins + 1)[1:-1]
     place = np.digitize(confidence, inner, right=True)
@@ -63,7 +67,7 @@ def bin_sums(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> n
     )
 
 
-def reliability(sums: np.ndarray) -> tuple[ReliabilityBin, ...]:
+def reliability(sums: Array) -> tuple[ReliabilityBin, ...]:
     """The bins of `bin_sums` as means, NaN where a bin is empty."""
     edges = np.linspace(0.0, 1.0, len(sums) + 1)
     found = []
@@ -73,7 +77,7 @@ def reliability(sums: np.ndarray) -> tuple[ReliabilityBin, ...]:
     return tuple(found)
 
 
-def expected_calibration_error(sums: np.ndarray) -> float:
+def expected_calibration_error(sums: Array) -> float:
     """Σ_bins |summed confidence − summed accuracy| / n, from `bin_sums`."""
     return float(np.abs(sums[:, 1] - sums[:, 2]).sum() / sums[:, 0].sum())
 
@@ -81,7 +85,7 @@ def expected_calibration_error(sums: np.ndarray) -> float:
 # ---------------------------------------------------------------------- telling apart
 
 
-def detection(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
+def detection(inside: Array, outside: Array) -> dict[str, float]:
     """How well a score tells two sets apart; what should score higher, `outside`, is the positive class.
 
     auroc and aupr (average precision) are scikit-learn's. fpr95 is the share of `inside` that scores at
@@ -100,7 +104,7 @@ def detection(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
     }
 
 
-def risk_coverage(losses: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def risk_coverage(losses: Array, scores: Array) -> tuple[Array, Array]:
     """Coverage k/n and mean loss of the k rows that score lowest, k = 1 … n; each (n,).
 
     Rows of equal score share their mean loss, the expectation over all orders among them, so that the
@@ -116,12 +120,13 @@ def risk_coverage(losses: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, n
 # ------------------------------------------------------------------ predicted numbers
 
 
-def gaussian_log_loss(mean: np.ndarray, std: np.ndarray, target: np.ndarray) -> np.ndarray:
+def gaussian_log_loss(mean: Array, std: Array, target: Array) -> Array:
     """−log N(target; mean, std²), elementwise."""
-    return -needed("scipy.stats").norm.logpdf(target, mean, std)
+    losses: Array = -needed("scipy.stats").norm.logpdf(target, mean, std)
+    return losses
 
 
-def gaussian_crps(mean: np.ndarray, std: np.ndarray, target: np.ndarray) -> np.ndarray:
+def gaussian_crps(mean: Array, std: Array, target: Array) -> Array:
     """∫ (Φ((y − mean)/std) − [y ≥ target])² dy = std·(z (2Φ(z) − 1) + 2φ(z) − 1/√π), z = (target − mean)/std.
 
     A point prediction (std = 0) scores its absolute error.
@@ -129,24 +134,26 @@ def gaussian_crps(mean: np.ndarray, std: np.ndarray, target: np.ndarray) -> np.n
     norm = needed("scipy.stats").norm
     error = target - mean
     z = np.divide(error, std, out=np.zeros_like(error), where=std > 0)
-    crps = std * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - 1 / np.sqrt(np.pi))
+    crps: Array = std * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - 1 / np.sqrt(np.pi))
     return np.where(std > 0, crps, np.abs(error))
 
 
-def central_level(mean: np.ndarray, std: np.ndarray, target: np.ndarray) -> np.ndarray:
+def central_level(mean: Array, std: Array, target: Array) -> Array:
     """2Φ(|z|) − 1: the level α of the centred interval that just reaches the target."""
     error = np.abs(target - mean)
     beyond = np.where(error > 0, np.inf, 0.0)  # without spread only the mean itself is covered
     z = np.divide(error, std, out=beyond, where=std > 0)
-    return 2 * needed("scipy.special").ndtr(z) - 1
+    level: Array = 2 * needed("scipy.special").ndtr(z) - 1
+    return level
 
 
-def coverage(levels: np.ndarray, nominal: Sequence[float] | np.ndarray) -> np.ndarray:
+def coverage(levels: Array, nominal: Sequence[float] | Array) -> Array:
     """Share of targets inside the centred interval of each nominal level, from `central_level`."""
-    return np.searchsorted(np.sort(levels.ravel()), np.asarray(nominal), side="right") / levels.size
+    share: Array = np.searchsorted(np.sort(levels.ravel()), np.asarray(nominal), side="right") / levels.size
+    return share
 
 
-def centred_quantile_metric(levels: np.ndarray) -> float:
+def centred_quantile_metric(levels: Array) -> float:
     """CQM = ∫₀¹ |empirical coverage(α) − α| dα of centred α-intervals (Ortega et al., 2023).
 
     The empirical coverage is a step function that rises by 1/n at each target's `central_level`, so the
@@ -161,6 +168,7 @@ def centred_quantile_metric(levels: np.ndarray) -> float:
     )
 
 
-def _skipped(covered: np.ndarray, low: np.ndarray, high: np.ndarray, turn: np.ndarray) -> np.ndarray:
+def _skipped(covered: Array, low: Array, high: Array, turn: Array) -> Array:
     """Twice the rectangle under |c − α| where c lies outside of (low, high)."""
-    return 2 * np.abs(covered - turn) * (high - low)
+    skipped: Array = 2 * np.abs(covered - turn) * (high - low)
+    return skipped

@@ -33,7 +33,7 @@ def record_of(evaluation: Evaluation) -> dict[str, Any]:
     numbers = {name: getattr(evaluation, name) for name in _NUMBERS}
     numbers["shifts"] = [asdict(shift) for shift in evaluation.shifts]
     numbers["cost"] = None if evaluation.cost is None else asdict(evaluation.cost)
-    return _plain(numbers)
+    return {name: _plain(value) for name, value in numbers.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.answers import MEAN, Answered
 from gapa_onnx.measure.evaluation.labels import target_values
 from gapa_onnx.measure.evaluation.metrics import (
@@ -36,7 +37,7 @@ _REPORTED = (0.5, 0.9, 0.95)
 
 
 def number_columns(
-    answered: Answered, found: Mapping[str, np.ndarray], labels: np.ndarray | None, start: int, rows: int
+    answered: Answered, found: Mapping[str, Array], labels: Array | None, start: int, rows: int
 ) -> Columns:
     """Means, variances and targets per row; `rows` are those of all the data, which bounds what is kept."""
     count = len(found[MEAN])
@@ -65,7 +66,7 @@ def number_columns(
     }
 
 
-def kept_elements(size: int, rows: int) -> np.ndarray:
+def kept_elements(size: int, rows: int) -> Array:
     """Which elements of a row are kept: all, or as many evenly spaced ones as fit."""
     most = max(1, MOST_NUMBERS // max(rows, 1))
     return np.arange(size) if size <= most else np.linspace(0, size - 1, most).astype(np.int64)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+from gapa_onnx.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Example:
     """One input that can be shown."""
 
     row: int
-    image: np.ndarray = field(repr=False)  #: (h, w) or (h, w, 3), uint8
+    image: Array = field(repr=False)  #: (h, w) or (h, w, 3), uint8
     score: float
     predicted: str
     target: str
@@ -47,21 +47,21 @@ class SegmentationExample:
     """One image with what was predicted, where that is wrong, and where it is uncertain; all (h, w)."""
 
     row: int
-    image: np.ndarray | None = field(repr=False)  #: (h, w) or (h, w, 3), uint8
-    predicted: np.ndarray = field(repr=False)
-    target: np.ndarray = field(repr=False)
-    uncertainty: np.ndarray = field(repr=False)  #: epistemic, per pixel
+    image: Array | None = field(repr=False)  #: (h, w) or (h, w, 3), uint8
+    predicted: Array = field(repr=False)
+    target: Array = field(repr=False)
+    uncertainty: Array = field(repr=False)  #: epistemic, per pixel
 
 
 @dataclass(frozen=True)
 class Intervals:
     """Regression: what was predicted, how surely, and what was true; each (n,) for one target."""
 
-    mean: np.ndarray = field(repr=False)
-    std: np.ndarray = field(repr=False)  #: of the total variance where there is a noise head, else epistemic
-    target: np.ndarray = field(repr=False)
-    nominal: np.ndarray = field(repr=False)  #: levels of centred intervals, (levels,)
-    coverage: np.ndarray = field(repr=False)  #: how many targets lie within, (levels,)
+    mean: Array = field(repr=False)
+    std: Array = field(repr=False)  #: of the total variance where there is a noise head, else epistemic
+    target: Array = field(repr=False)
+    nominal: Array = field(repr=False)  #: levels of centred intervals, (levels,)
+    coverage: Array = field(repr=False)  #: how many targets lie within, (levels,)
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class Evaluation:
     #: score -> {"auroc", "aupr", "fpr95"} for telling the OOD set apart; empty without one
     detection: Mapping[str, Mapping[str, float]]
     #: score -> (per row of the data, per row of the OOD set or None); higher is stranger
-    scores: Mapping[str, tuple[np.ndarray, np.ndarray | None]] = field(repr=False)
+    scores: Mapping[str, tuple[Array, Array | None]] = field(repr=False)
     #: "source" and "gapa" -> bins; classification only
     reliability: Mapping[str, tuple[ReliabilityBin, ...]] = field(repr=False)
     #: score -> (coverage (n,), risk (n,)): error rate of the most certain part of the data
-    risk_coverage: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(repr=False)
+    risk_coverage: Mapping[str, tuple[Array, Array]] = field(repr=False)
     #: score -> area under that curve
     aurc: Mapping[str, float]
     #: "data" and "ood" -> share of rows that the file's own threshold flags

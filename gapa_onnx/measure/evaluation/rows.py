@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.answers import Answered
 from gapa_onnx.measure.evaluation.metrics import detection
 from gapa_onnx.measure.evaluation.result import Intervals, ReliabilityBin
@@ -21,7 +22,7 @@ FLAGGED = "flagged"  #: share of a row's places beyond the file's own threshold
 VALID = "valid"  #: no answer of the row is NaN
 _HEAD_SCORES = ("entropy", "epistemic", "score")
 
-Columns = dict[str, np.ndarray]
+Columns = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Findings:
     """What a task makes of the columns of labelled rows."""
 
     metrics: Mapping[str, Mapping[str, float]]
-    losses: np.ndarray  #: (n,) what risk-coverage averages; NaN where a row has no label
+    losses: Array  #: (n,) what risk-coverage averages; NaN where a row has no label
     risk: str = "error rate"
     reliability: Mapping[str, tuple[ReliabilityBin, ...]] = field(default_factory=dict)
     error_detection: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -37,7 +38,7 @@ class Findings:
     notes: tuple[str, ...] = ()
 
 
-def place_scores(answered: Answered, found: Mapping[str, np.ndarray]) -> Columns:
+def place_scores(answered: Answered, found: Mapping[str, Array]) -> Columns:
     """The head's own scores at each place of each row: (n, places)."""
     return {
         role: found[role].astype(np.float64).reshape(len(found[role]), -1)
@@ -46,12 +47,12 @@ def place_scores(answered: Answered, found: Mapping[str, np.ndarray]) -> Columns
     }
 
 
-def score_columns(scores: Mapping[str, np.ndarray]) -> Columns:
+def score_columns(scores: Mapping[str, Array]) -> Columns:
     """The mean over each row's places of every score."""
     return {SCORE + name: values.mean(axis=1) for name, values in scores.items()}
 
 
-def flag_column(found: Mapping[str, np.ndarray]) -> Columns:
+def flag_column(found: Mapping[str, Array]) -> Columns:
     return {FLAGGED: found["ood"].reshape(len(found["ood"]), -1).mean(axis=1)} if "ood" in found else {}
 
 
@@ -60,7 +61,7 @@ def concatenate(batches: Iterable[Columns]) -> Columns:
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
-def select(columns: Columns, rows: np.ndarray) -> Columns:
+def select(columns: Columns, rows: Array) -> Columns:
     return {name: values[rows] for name, values in columns.items()}
 
 
@@ -70,7 +71,7 @@ def scores_in(columns: Columns) -> Columns:
 
 
 def detect_errors(
-    scores: Mapping[str, np.ndarray], wrong: Mapping[str, np.ndarray], what: str
+    scores: Mapping[str, Array], wrong: Mapping[str, Array], what: str
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
     """How well each score tells wrong predictions from right ones, and a note where it cannot be said.
 

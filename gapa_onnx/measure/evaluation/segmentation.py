@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.answers import MEAN, Answered
 from gapa_onnx.measure.evaluation.classification import two_sided
@@ -34,7 +35,7 @@ PREDICTED, UNCERTAINTY, TARGET = MAP + "predicted", MAP + "uncertainty", MAP + "
 
 
 def pixel_columns(
-    answered: Answered, found: Mapping[str, np.ndarray], labels: np.ndarray | None, start: int, rows: int
+    answered: Answered, found: Mapping[str, Array], labels: Array | None, start: int, rows: int
 ) -> Columns:
     """Sums per image, for `rows` images in all. The map/… columns are for whoever shows an image."""
     means, probs = answered.classes_last(found[MEAN]), answered.classes_last(found["probs"])  # (n, p, c)
@@ -65,12 +66,12 @@ def pixel_columns(
     return {**stacked(columns), **flag_column(found)}
 
 
-def _row_scores(scores: Mapping[str, np.ndarray]) -> Columns:
+def _row_scores(scores: Mapping[str, Array]) -> Columns:
     return score_columns({name: values[None] for name, values in scores.items()})
 
 
 def _labelled(
-    sides: Mapping[str, np.ndarray], scores: Mapping[str, np.ndarray], target: np.ndarray, row: int, rows: int
+    sides: Mapping[str, Array], scores: Mapping[str, Array], target: Array, row: int, rows: int
 ) -> Columns:
     counted = target >= 0
     true = target[counted]

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.labels import KEYS, labels_beside
 
@@ -23,7 +22,7 @@ class ShiftedSet:
     name: str
     position: float
     path: Path
-    labels: np.ndarray | None  #: its own, None where those of the unshifted data apply
+    labels: Array | None  #: its own, None where those of the unshifted data apply
 
 
 def shifted_sets(folder: Path) -> list[ShiftedSet]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import ImageOptions
 from gapa_onnx.measure.evaluation.result import Example, SegmentationExample
 from gapa_onnx.measure.evaluation.rows import VALID, Columns
@@ -22,18 +24,19 @@ LARGEST = 128  #: pixels of a thumbnail's side
 LARGEST_MAP = 256
 _SMALLEST_SQUARE = 64  # pixels; below, a row of numbers is hardly an image
 
+Shown = TypeVar("Shown")
 Caption = Callable[[Columns, int], tuple[str, str]]
 
 
 @dataclass
-class Extremes:
+class Extremes(Generic[Shown]):
     """The rows with the lowest and the highest value of a running score; ties go to the earlier row."""
 
     most: int
-    lowest: list[tuple[float, int, object]] = field(default_factory=list)
-    highest: list[tuple[float, int, object]] = field(default_factory=list)
+    lowest: list[tuple[float, int, Shown]] = field(default_factory=list)
+    highest: list[tuple[float, int, Shown]] = field(default_factory=list)
 
-    def add(self, value: float, row: int, make: Callable[[], object]) -> None:
+    def add(self, value: float, row: int, make: Callable[[], Shown]) -> None:
         """Keep what `make` gives if the row is among the extremes so far."""
         if not math.isfinite(value):
             return
@@ -55,30 +58,32 @@ class Gallery:
 
     def __init__(self, images: ImageOptions, caption: Caption | None, origin: str):
         self._images, self._caption, self._origin = images, caption, origin
-        self._by_score = Extremes(SHOWN)
-        self._by_error = Extremes(2)
-        self._by_doubt = Extremes(4)
+        self._by_score: Extremes[Example] = Extremes(SHOWN)
+        self._by_error: Extremes[SegmentationExample] = Extremes(2)
+        self._by_doubt: Extremes[SegmentationExample] = Extremes(4)
 
-    def add(self, start: int, batch: Mapping[str, np.ndarray], columns: Columns, score: str) -> None:
+    def add(self, start: int, batch: Mapping[str, Array], columns: Columns, score: str) -> None:
         """One batch with its columns; `score` is the column that says how certain a row is."""
-        name = picture_input(batch)
-        for row in np.flatnonzero(columns[VALID]):
+        name, caption = picture_input(batch), self._caption
+        if name is None or caption is None:
+            return
+        for row in np.flatnonzero(columns[VALID]).tolist():
 
             def example(row: int = row) -> Example:
-                predicted, target = self._caption(columns, row)
+                predicted, target = caption(columns, row)
                 image = thumbnail(batch[name][row], self._images)
-                value = float(columns[score][row])
-                return Example(start + int(row), image, value, predicted, target, self._origin)
+                return Example(
+                    start + row, image, float(columns[score][row]), predicted, target, self._origin
+                )
 
-            if name is not None:
-                self._by_score.add(float(columns[score][row]), start + int(row), example)
+            self._by_score.add(float(columns[score][row]), start + row, example)
 
     def add_maps(
-        self, start: int, batch: Mapping[str, np.ndarray], columns: Columns, shape: tuple[int, ...]
+        self, start: int, batch: Mapping[str, Array], columns: Columns, shape: tuple[int, ...]
     ) -> None:
         """Segmented images with their maps of shape (h, w)."""
         name = picture_input(batch)
-        for row in np.flatnonzero(columns[VALID] & (columns["places"] > 0)):
+        for row in np.flatnonzero(columns[VALID] & (columns["places"] > 0)).tolist():
 
             def example(row: int = row) -> SegmentationExample:
                 step = -(-max(shape) // LARGEST_MAP)
@@ -87,11 +92,11 @@ class Gallery:
                     for key in (PREDICTED, TARGET, UNCERTAINTY)
                 ]
                 image = None if name is None else thumbnail(batch[name][row], self._images, LARGEST_MAP)
-                return SegmentationExample(start + int(row), image, *maps)
+                return SegmentationExample(start + row, image, *maps)
 
             error = 1 - float(columns["gapa/correct"][row] / columns["places"][row])
-            self._by_error.add(error, start + int(row), example)
-            self._by_doubt.add(float(columns[UNCERTAINTY][row].mean()), start + int(row), example)
+            self._by_error.add(error, start + row, example)
+            self._by_doubt.add(float(columns[UNCERTAINTY][row].mean()), start + row, example)
 
     @property
     def most_certain(self) -> tuple[Example, ...]:
@@ -116,7 +121,7 @@ class Gallery:
         return tuple(chosen.values())
 
 
-def picture_input(batch: Mapping[str, np.ndarray]) -> str | None:
+def picture_input(batch: Mapping[str, Array]) -> str | None:
     """The input that can be shown, if there is exactly one."""
     found = [name for name, array in batch.items() if array.dtype.kind in "fiu" and _layout(array.shape[1:])]
     return found[0] if len(found) == 1 else None
@@ -130,7 +135,7 @@ def _layout(shape: tuple[int, ...]) -> str | None:
     return None
 
 
-def thumbnail(row: np.ndarray, options: ImageOptions, largest: int = LARGEST) -> np.ndarray:
+def thumbnail(row: Array, options: ImageOptions, largest: int = LARGEST) -> Array:
     """One row of an image input as uint8, (h, w) or (h, w, 3), averaged down to at most `largest` pixels.
 
     The normalisation of `options` is undone. What then lies within 0 … 1 is scaled by 255, what lies within
@@ -155,11 +160,11 @@ def thumbnail(row: np.ndarray, options: ImageOptions, largest: int = LARGEST) ->
         pixels = pixels * 255
     elif not (low >= 0 and high <= 255):
         pixels = (pixels - low) / (high - low) * 255
-    shown = pixels.round().clip(0, 255).astype(np.uint8)
+    shown: Array = pixels.round().clip(0, 255).astype(np.uint8)
     return shown[..., 0] if shown.shape[-1] == 1 else shown
 
 
-def _smaller(pixels: np.ndarray, largest: int) -> np.ndarray:
+def _smaller(pixels: Array, largest: int) -> Array:
     step = -(-max(pixels.shape[:2]) // largest)
     if step == 1:
         return pixels
@@ -167,4 +172,5 @@ def _smaller(pixels: np.ndarray, largest: int) -> np.ndarray:
     cut = pixels[: height * step, : width * step]
     rows = np.add.reduceat(cut, np.arange(0, len(cut), step), axis=0)
     both = np.add.reduceat(rows, np.arange(0, rows.shape[1], step), axis=1)
-    return both[:height, :width] / (min(step, len(cut)) * min(step, cut.shape[1]))
+    means: Array = both[:height, :width] / (min(step, len(cut)) * min(step, cut.shape[1]))
+    return means

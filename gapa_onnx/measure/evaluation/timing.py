@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import onnx
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.bench import Refusal, measure_on
 from gapa_onnx.measure.evaluation.result import Cost
 from gapa_onnx.model.load import read_proto
@@ -16,7 +17,9 @@ THREADS = 1
 
 
 def measure_cost(
-    source: str | Path, converted: str | Path | onnx.ModelProto, batch: Mapping[str, np.ndarray]
+    source: str | os.PathLike[str],
+    converted: str | os.PathLike[str] | onnx.ModelProto,
+    batch: Mapping[str, Array],
 ) -> tuple[Cost | None, str]:
     """The cost ratio on one batch, or None, and a sentence: how it was measured, or why it is not given."""
     emitted = converted if isinstance(converted, onnx.ModelProto) else read_proto(Path(converted))

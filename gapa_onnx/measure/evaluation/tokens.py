@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.answers import MEAN, Answered
 from gapa_onnx.measure.evaluation.dense import (
@@ -36,7 +37,7 @@ from gapa_onnx.measure.evaluation.rows import (
 
 
 def token_columns(
-    answered: Answered, found: Mapping[str, np.ndarray], labels: np.ndarray | None, start: int, rows: int
+    answered: Answered, found: Mapping[str, Array], labels: Array | None, start: int, rows: int
 ) -> Columns:
     """Sums per sequence, for `rows` sequences in all."""
     means = answered.classes_last(found[MEAN])  # (n, t, vocabulary)
@@ -65,11 +66,11 @@ def token_columns(
 
 
 def _labelled(
-    source: np.ndarray,
-    shares: np.ndarray,
-    tokens: np.ndarray,
-    scores: Mapping[str, np.ndarray],
-    target: np.ndarray,
+    source: Array,
+    shares: Array,
+    tokens: Array,
+    scores: Mapping[str, Array],
+    target: Array,
     row: int,
     rows: int,
 ) -> Columns:
@@ -93,7 +94,7 @@ def _labelled(
     }
 
 
-def _surprise(probs: np.ndarray) -> np.ndarray:
+def _surprise(probs: Array) -> Array:
     return -np.log(np.maximum(probs, SMALLEST_PROBABILITY))
 
 

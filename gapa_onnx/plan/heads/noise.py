@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
 LAYERS = 3
 FLOOR = 1e-6  # of softplus(s), in units of the mean squared residual
 
-Layer = tuple[np.ndarray, np.ndarray]
+Layer = tuple[Array, Array]
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class NoiseHead:
     """A trained noise head."""
 
     weights: tuple[Layer, ...] = field(repr=False)  #: W (in, out) and b (out,), float32; tanh between them
-    scale: np.ndarray  #: (targets,) mean squared residual: the unit
+    scale: Array  #: (targets,) mean squared residual: the unit
     nll: float  #: mean over rows and targets, each row by a network that has not learnt from it
     constant_nll: float  #: the same of the best constant noise
     rows: int  #: that it was fitted to
 
-    def __call__(self, hidden: np.ndarray) -> np.ndarray:
+    def __call__(self, hidden: Array) -> Array:
         """Aleatoric variances (n, targets) of hidden representations (n, d)."""
         x = np.asarray(hidden, np.float32)
         for weight, bias in self.weights[:-1]:
@@ -38,7 +39,7 @@ class NoiseHead:
         weight, bias = self.weights[-1]
         return self.scale.astype(np.float32) * (softplus(x @ weight + bias) + np.float32(FLOOR))
 
-    def tensors(self, names: NoiseTensors) -> dict[str, np.ndarray]:
+    def tensors(self, names: NoiseTensors) -> dict[str, Array]:
         """The numbers of a head's parameters, by the names that they have in the graph."""
         named = {names.unit: self.scale.astype(np.float32)}
         for (weight, bias), (weight_name, bias_name) in zip(self.weights, names.layers):
@@ -55,7 +56,7 @@ class NoiseTensors:
     unit: str
 
 
-def softplus(s: np.ndarray) -> np.ndarray:
+def softplus(s: Array) -> Array:
     return np.logaddexp(s, s.dtype.type(0))
 
 

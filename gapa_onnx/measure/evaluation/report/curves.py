@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
+
 MOST_POINTS = 400
 BINS = 40
 LOG_SPREAD = 30.0  # values this far apart are shown on a logarithmic axis
@@ -15,14 +17,14 @@ LOG_SPREAD = 30.0  # values this far apart are shown on a logarithmic axis
 class Histogram:
     """Shares of the data and of the OOD set per bin; each sums to 1."""
 
-    edges: np.ndarray  # (bins + 1,)
-    data: np.ndarray  # (bins,)
-    ood: np.ndarray | None  # (bins,)
+    edges: Array  # (bins + 1,)
+    data: Array  # (bins,)
+    ood: Array | None  # (bins,)
     log: bool
     left_out: int  #: scores that are not finite
 
 
-def thin(x: np.ndarray, y: np.ndarray, most: int = MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
+def thin(x: Array, y: Array, most: int = MOST_POINTS) -> tuple[Array, Array]:
     """At most `most` points of a curve, evenly along its length as drawn; the ends stay."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     finite = np.isfinite(x) & np.isfinite(y)
@@ -36,14 +38,14 @@ def thin(x: np.ndarray, y: np.ndarray, most: int = MOST_POINTS) -> tuple[np.ndar
     return x[chosen], y[chosen]
 
 
-def every(count: int, most: int) -> np.ndarray:
+def every(count: int, most: int) -> Array:
     """At most `most` indices below `count`, evenly spaced."""
     return (
         np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)) if count else np.arange(0)
     )
 
 
-def roc(data: np.ndarray, ood: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def roc(data: Array, ood: Array) -> tuple[Array, Array]:
     """False and true positive rate for every threshold; the OOD set is what is to be found."""
     data, ood = finite(data), finite(ood)
     values = np.concatenate([data, ood])
@@ -56,7 +58,7 @@ def roc(data: np.ndarray, ood: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.append(0.0, alarms), np.append(0.0, caught)
 
 
-def histogram(data: np.ndarray, ood: np.ndarray | None) -> Histogram | None:
+def histogram(data: Array, ood: Array | None) -> Histogram | None:
     """Common bins over both sets; the outermost ones hold all that lies beyond. None without finite scores."""
     shown, strange = finite(data), None if ood is None else finite(ood)
     both = shown if strange is None else np.concatenate([shown, strange])
@@ -75,12 +77,14 @@ def histogram(data: np.ndarray, ood: np.ndarray | None) -> Histogram | None:
     )
 
 
-def finite(values: np.ndarray) -> np.ndarray:
+def finite(values: Array) -> Array:
     """The finite ones, flat."""
     values = np.asarray(values, float).reshape(-1)
-    return values[np.isfinite(values)]
+    kept: Array = values[np.isfinite(values)]
+    return kept
 
 
-def _shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+def _shares(values: Array, edges: Array) -> Array:
     counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
-    return counts / max(1, len(values))
+    shares: Array = counts / max(1, len(values))
+    return shares

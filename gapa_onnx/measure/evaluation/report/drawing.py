@@ -13,10 +13,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure as Canvas
 from matplotlib.figure import SubFigure
 from matplotlib.ticker import LogLocator
@@ -41,17 +43,29 @@ COLOURS = {
     "series-5": "#8a6d00",
     "series-6": "#4d5a68",
 }
+#: of a line: its name, or where it begins and how far it is on and off
+Dash = str | tuple[int, tuple[float, ...]]
 #: so that no figure rests on colour alone
-DASHES = ("-", (0, (5, 1.6)), (0, (1.6, 1.4)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 2)), (0, (8, 2)))
+DASHES: tuple[Dash, ...] = (
+    "-",
+    (0, (5, 1.6)),
+    (0, (1.6, 1.4)),
+    (0, (6, 1.5, 1.5, 1.5)),
+    (0, (3, 2)),
+    (0, (8, 2)),
+)
 
 #: who -> what it is called, and how it is drawn
-MODELS = {"source": ("source", DASHES[1], "s"), "gapa": ("with gapa", "-", "o")}
+MODELS: dict[str, tuple[str, Dash, str]] = {
+    "source": ("source", DASHES[1], "s"),
+    "gapa": ("with gapa", "-", "o"),
+}
 MOST_SERIES = 6  # curves that one can still tell apart
 
 WIDTH, HEIGHT = 3.9, 2.95  # inches; with 9 pt text this reads well from 320 to 560 pixels
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {  # matplotlib's own names, each with a type of its own
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same layout everywhere
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -90,11 +104,15 @@ _STYLE = {
 }
 
 
+#: what a panel is drawn into: a figure of its own, or a part of one
+Place = SubFigure | Canvas
+
+
 @dataclass(frozen=True)
 class Panel:
     """One set of axes, drawn into whatever it is given."""
 
-    draw: Callable[[SubFigure | Canvas], None]
+    draw: Callable[[Place], None]
     alt: str  #: what there is to see, for people who do not see it
     width: float = WIDTH
     height: float = HEIGHT
@@ -136,7 +154,7 @@ def render(figure: Figure, kind: str) -> bytes:
             ),
             facecolor="white",
         )
-        canvas.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
+        canvas.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
         canvas.suptitle(figure.title, x=0.02, ha="left", fontsize=11, fontweight="bold")
         places = canvas.subfigures(rows, columns, squeeze=False).reshape(-1)
         for place, panel in zip(places, figure.panels):
@@ -164,7 +182,7 @@ def log_axis(axes: Axes) -> None:
     axes.minorticks_off()
 
 
-def percent_axis(axis: object) -> None:
+def percent_axis(axis: Axis) -> None:
     """Shares as percentages."""
     axis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
 
@@ -181,10 +199,10 @@ def _look(salt: str) -> Iterator[None]:
         yield
 
 
-def _save(canvas: Canvas, kind: str, **options: object) -> bytes:
+def _save(canvas: Canvas, kind: str, facecolor: str = "none") -> bytes:
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     content = io.BytesIO()
-    canvas.savefig(content, format=kind, dpi=160, metadata=metadata, **options)
+    canvas.savefig(content, format=kind, dpi=160, metadata=metadata, facecolor=facecolor)
     return content.getvalue()
 
 
@@ -193,7 +211,7 @@ def _adopted(text: str, name: str) -> str:
     root = ElementTree.fromstring(text)
     used = set(re.findall(r'(?:xlink:href="|url\()#([^")]+)', text))
     svg = ElementTree.Element(
-        "svg", {"viewBox": root.get("viewBox"), "aria-hidden": "true", "focusable": "false"}
+        "svg", {"viewBox": root.get("viewBox", ""), "aria-hidden": "true", "focusable": "false"}
     )
     for child in root:
         _adopt(child, svg, name, used)

@@ -9,12 +9,13 @@ in `pictures`    figure-examples  figure-segmentation
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
-from gapa_onnx.measure.evaluation.report.curves import finite, histogram, roc, thin
+from gapa_onnx.arrays import Array
+from gapa_onnx.measure.evaluation.report.curves import Histogram, finite, histogram, roc, thin
 from gapa_onnx.measure.evaluation.report.drawing import (
     COLOURS,
     DASHES,
@@ -23,6 +24,7 @@ from gapa_onnx.measure.evaluation.report.drawing import (
     MOST_SERIES,
     Figure,
     Panel,
+    Place,
     colour_of,
     legend_above,
     log_axis,
@@ -51,8 +53,11 @@ def figures(evaluation: Evaluation) -> tuple[Figure, ...]:
 
 
 def reliability(evaluation: Evaluation) -> Figure | None:
-    bins = {name: evaluation.reliability[name] for name in MODELS if evaluation.reliability.get(name)}
-    bins = {name: filled for name, found in bins.items() if (filled := [b for b in found if b.count])}
+    bins = {
+        name: filled
+        for name in MODELS
+        if (filled := [b for b in evaluation.reliability.get(name, ()) if b.count])
+    }
     if not bins:
         return None
     errors = [
@@ -75,7 +80,7 @@ def reliability(evaluation: Evaluation) -> Figure | None:
     )
 
 
-def _draw_reliability(bins: dict[str, Sequence[ReliabilityBin]], place) -> None:
+def _draw_reliability(bins: Mapping[str, Sequence[ReliabilityBin]], place: Place) -> None:
     axes, strip = place.subplots(2, 1, sharex=True, height_ratios=(5, 1))
     axes.plot([0, 1], [0, 1], color=COLOURS["muted"], linewidth=1.1, dashes=(1, 2))
     for name, found in bins.items():
@@ -135,14 +140,14 @@ def _height(labels: dict[str, str]) -> float:
 
 
 def _draw_risk(
-    curves: dict[str, tuple[np.ndarray, np.ndarray]], labels: dict[str, str], risk: str, place
+    curves: dict[str, tuple[Array, Array]], labels: dict[str, str], risk: str, place: Place
 ) -> None:
     axes = place.subplots()
-    tops = []
+    tops: list[float] = []
     for index, (name, (x, y)) in enumerate(curves.items()):
         shown = x >= min(0.01, x[-1])  # the first few rows alone make a wild rate
         axes.plot(x[shown], y[shown], color=colour_of(index), linestyle=DASHES[index], label=labels[name])
-        tops.extend(y[x >= 0.05])
+        tops.extend(y[x >= 0.05].tolist())
     whole_risk = float(np.mean([y[-1] for _, y in curves.values()]))
     axes.axhline(whole_risk, color=COLOURS["muted"], linewidth=1.1, dashes=(1, 2))
     top = max([*tops, whole_risk]) * 1.12 or 1.0
@@ -154,7 +159,7 @@ def _draw_risk(
 
 
 def detection_curves(evaluation: Evaluation) -> Figure | None:
-    curves = {}
+    curves: dict[str, tuple[Array, Array]] = {}
     for name, (data, ood) in evaluation.scores.items():
         if ood is not None and len(finite(data)) and len(finite(ood)) and len(curves) < MOST_SERIES:
             curves[name] = thin(*roc(data, ood))
@@ -179,7 +184,7 @@ def detection_curves(evaluation: Evaluation) -> Figure | None:
     )
 
 
-def _draw_roc(curves: dict[str, tuple[np.ndarray, np.ndarray]], labels: dict[str, str], place) -> None:
+def _draw_roc(curves: dict[str, tuple[Array, Array]], labels: dict[str, str], place: Place) -> None:
     axes = place.subplots()
     axes.plot([0, 1], [0, 1], color=COLOURS["muted"], linewidth=1.1, dashes=(1, 2))
     for index, (name, (x, y)) in enumerate(curves.items()):
@@ -192,7 +197,8 @@ def _draw_roc(curves: dict[str, tuple[np.ndarray, np.ndarray]], labels: dict[str
 
 def histograms(evaluation: Evaluation) -> list[Figure]:
     """One per score; the file's threshold is drawn where it applies."""
-    found, taken = [], set()
+    found: list[Figure] = []
+    taken: set[str] = set()
     for name, (data, ood) in evaluation.scores.items():
         bins = histogram(data, ood)
         if bins is None:
@@ -227,7 +233,7 @@ def _free_id(name: str, taken: set[str]) -> str:
     return f"figure-histogram-{unique}"
 
 
-def _draw_histogram(bins, cut: float | None, label: str, place) -> None:
+def _draw_histogram(bins: Histogram, cut: float | None, label: str, place: Place) -> None:
     axes = place.subplots()
     for shares, name, text, dash in ((bins.data, "data", "data", "-"), (bins.ood, "ood", "OOD", DASHES[1])):
         if shares is not None:

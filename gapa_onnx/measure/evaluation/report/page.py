@@ -182,7 +182,9 @@ def _scores_card(evaluation: Evaluation) -> str:
         for name in ("auroc", "aupr", "fpr95")
         if any(name in row for row in evaluation.detection.values())
     ]
-    found = {name: dict(evaluation.detection.get(name, {})) for name in names}
+    found: dict[str, dict[str, float | None]] = {
+        name: dict(evaluation.detection.get(name, {})) for name in names
+    }
     for name, area in evaluation.aurc.items():
         found[name]["aurc"] = area
     for name, row in evaluation.error_detection.items():

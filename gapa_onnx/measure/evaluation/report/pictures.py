@@ -9,9 +9,11 @@ from functools import partial
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from PIL import Image
 
-from gapa_onnx.measure.evaluation.report.drawing import COLOURS, Figure, Panel, short
+from gapa_onnx.arrays import Array
+from gapa_onnx.measure.evaluation.report.drawing import COLOURS, Figure, Panel, Place, short
 from gapa_onnx.measure.evaluation.report.wording import number, whole
 from gapa_onnx.measure.evaluation.result import Evaluation, Example, SegmentationExample
 
@@ -34,7 +36,7 @@ def data_uri(image: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
-def picture(array: np.ndarray, longest: int) -> Image.Image:
+def picture(array: Array, longest: int) -> Image.Image:
     """A (h, w), (h, w, 1), (h, w, 3) or (h, w, 4) array as a grey or RGB image, made smaller if need be."""
     array = np.asarray(array)
     if array.ndim == 3:
@@ -44,7 +46,7 @@ def picture(array: np.ndarray, longest: int) -> Image.Image:
     return _smaller(Image.fromarray(np.ascontiguousarray(array)), longest, Image.Resampling.BOX)
 
 
-def label_map(labels: np.ndarray) -> Image.Image:
+def label_map(labels: Array) -> Image.Image:
     """Class indices in the colours of `CLASS_COLOURS`, unlabelled pixels grey."""
     labels = np.asarray(labels)
     indices = np.where(_ignored(labels), len(CLASS_COLOURS), labels.astype(int) % len(CLASS_COLOURS))
@@ -147,7 +149,7 @@ def picture_figures(evaluation: Evaluation) -> list[Figure]:
     return found
 
 
-def _draw_examples(title: str, examples: Sequence[Example], place) -> None:
+def _draw_examples(title: str, examples: Sequence[Example], place: Place) -> None:
     columns = MOST_THUMBNAILS
     axes = _canvas(place, columns, rows=-(-len(examples) // columns), row_height=1.45)
     axes.set_title(title)
@@ -160,7 +162,7 @@ def _draw_examples(title: str, examples: Sequence[Example], place) -> None:
         axes.text(x + 0.5, y + 1.02, label, ha="center", va="top", fontsize=8, color=colour)
 
 
-def _draw_maps(example: SegmentationExample, most: float, place) -> None:
+def _draw_maps(example: SegmentationExample, most: float, place: Place) -> None:
     axes = _canvas(place, len(MAPS), rows=1, row_height=1.15)
     axes.set_title(f"Row {whole(example.row)}")
     for x, (name, image) in enumerate(zip(MAPS, maps(example, most))):
@@ -169,7 +171,7 @@ def _draw_maps(example: SegmentationExample, most: float, place) -> None:
             axes.text(x + 0.5, 1.02, name, ha="center", va="top", fontsize=8)
 
 
-def _canvas(place, columns: int, rows: int, row_height: float):
+def _canvas(place: Place, columns: int, rows: int, row_height: float) -> Axes:
     """One set of axes for all pictures, 1 wide each: laying out one per picture takes seconds."""
     axes = place.subplots()
     axes.set_axis_off()
@@ -177,7 +179,7 @@ def _canvas(place, columns: int, rows: int, row_height: float):
     return axes
 
 
-def _lay(axes, image: Image.Image, x: float, y: float) -> None:
+def _lay(axes: Axes, image: Image.Image, x: float, y: float) -> None:
     """Put a picture into the unit square below (x, y), centred, with a margin."""
     width, height = (0.47 * side / max(image.size) for side in image.size)
     corners = (x + 0.5 - width, x + 0.5 + width, y + 0.5 + height, y + 0.5 - height)
@@ -187,12 +189,13 @@ def _lay(axes, image: Image.Image, x: float, y: float) -> None:
     axes.set(xlim=limits[0], ylim=limits[1])
 
 
-def _ignored(labels: np.ndarray) -> np.ndarray:
+def _ignored(labels: Array) -> Array:
     labels = np.asarray(labels)
-    return (labels < 0) | (labels == UNLABELLED)
+    ignored: Array = (labels < 0) | (labels == UNLABELLED)
+    return ignored
 
 
-def _indexed(indices: np.ndarray, colours: Sequence[tuple[int, int, int]]) -> Image.Image:
+def _indexed(indices: Array, colours: Sequence[tuple[int, int, int]]) -> Image.Image:
     """An image with a palette: small, and without loss."""
     image = Image.fromarray(np.ascontiguousarray(indices, np.uint8))
     image.putpalette([part for colour in colours for part in colour])
@@ -203,8 +206,10 @@ def _smaller(image: Image.Image, longest: int, how: Image.Resampling) -> Image.I
     factor = longest / max(image.size)
     if factor >= 1:
         return image
-    return image.resize(tuple(max(1, round(side * factor)) for side in image.size), how)
+    width, height = (max(1, round(side * factor)) for side in image.size)
+    return image.resize((width, height), how)
 
 
 def _rgb(colour: str) -> tuple[int, int, int]:
-    return tuple(int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return red, green, blue

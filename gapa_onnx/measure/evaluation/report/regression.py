@@ -9,8 +9,16 @@ from functools import partial
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.report.curves import every, finite
-from gapa_onnx.measure.evaluation.report.drawing import COLOURS, Figure, Panel, legend_above, percent_axis
+from gapa_onnx.measure.evaluation.report.drawing import (
+    COLOURS,
+    Figure,
+    Panel,
+    Place,
+    legend_above,
+    percent_axis,
+)
 from gapa_onnx.measure.evaluation.report.wording import number, whole
 from gapa_onnx.measure.evaluation.result import Evaluation, Intervals
 
@@ -38,7 +46,7 @@ def coverage(evaluation: Evaluation) -> Figure | None:
     )
 
 
-def _draw_coverage(nominal: np.ndarray, held: np.ndarray, place) -> None:
+def _draw_coverage(nominal: Array, held: Array, place: Place) -> None:
     axes = place.subplots()
     axes.plot([0, 1], [0, 1], color=COLOURS["muted"], linewidth=1.1, dashes=(1, 2), label="promised")
     axes.fill_between(nominal, nominal, held, color=COLOURS["gapa"], alpha=0.16, linewidth=0)
@@ -86,7 +94,7 @@ def intervals(evaluation: Evaluation) -> Figure | None:
     )
 
 
-def _draw_bars(found: Intervals, place) -> None:
+def _draw_bars(found: Intervals, place: Place) -> None:
     axes = place.subplots()
     rows = np.argsort(found.mean, kind="stable")[every(len(found.mean), MOST_BARS)]
     x, mean, reach, target = (
@@ -106,7 +114,7 @@ def _draw_bars(found: Intervals, place) -> None:
     legend_above(axes, columns=3)
 
 
-def _draw_funnel(found: Intervals, place) -> None:
+def _draw_funnel(found: Intervals, place: Place) -> None:
     axes = place.subplots()
     order = np.argsort(found.std, kind="stable")
     place_of = np.arange(len(order)) / max(1, len(order) - 1)
@@ -128,7 +136,7 @@ def _draw_funnel(found: Intervals, place) -> None:
     legend_above(axes, columns=4)
 
 
-def _view(values: np.ndarray) -> tuple[float, float]:
+def _view(values: Array) -> tuple[float, float]:
     """Limits that a few wild values do not stretch."""
     low, high = np.quantile(values, [0.005, 0.995])
     slack = (high - low) * 0.08 or abs(high) * 0.1 or 1.0

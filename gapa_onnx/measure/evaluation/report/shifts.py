@@ -9,12 +9,15 @@ from os.path import commonprefix
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.report.drawing import (
     COLOURS,
     MODELS,
     MOST_SERIES,
+    Dash,
     Figure,
     Panel,
+    Place,
     colour_of,
     legend_above,
     percent_axis,
@@ -24,6 +27,9 @@ from gapa_onnx.measure.evaluation.report.wording import key, metric, number, sco
 from gapa_onnx.measure.evaluation.result import Evaluation, Shift
 
 SHIFT_METRICS = ("accuracy", "nll", "ece", "rmse", "crps", "miou")
+
+Line = tuple[str, Dash, str, str, Array]
+"""What a line of a panel is called, its dash, marker and colour, and its values along the series."""
 
 
 def shifts(evaluation: Evaluation) -> Figure | None:
@@ -65,12 +71,12 @@ def shifts(evaluation: Evaluation) -> Figure | None:
     )
 
 
-def _along(series: Sequence[Shift], who: str, name: str) -> np.ndarray:
+def _along(series: Sequence[Shift], who: str, name: str) -> Array:
     """A metric along the series, NaN where it is absent."""
     return np.array([float(shift.metrics.get(who, {}).get(name, np.nan)) for shift in series])
 
 
-def _shift_panel(series: Sequence[Shift], title: str, lines: dict[str, tuple], percent: bool) -> Panel:
+def _shift_panel(series: Sequence[Shift], title: str, lines: dict[str, Line], percent: bool) -> Panel:
     ends = [
         f"{text or title} from {number(line[0], percent)} to {number(line[-1], percent)}"
         for text, _, _, _, line in lines.values()
@@ -84,7 +90,9 @@ def _common_name(series: Sequence[Shift]) -> str:
     return short(re.sub(r"[\W\d_]+$", "", commonprefix([shift.name for shift in series]))) or "shift"
 
 
-def _draw_shift(series: Sequence[Shift], title: str, lines: dict[str, tuple], percent: bool, place) -> None:
+def _draw_shift(
+    series: Sequence[Shift], title: str, lines: dict[str, Line], percent: bool, place: Place
+) -> None:
     axes = place.subplots()
     x = np.array([shift.position for shift in series], float)
     for text, dash, marker, colour, line in lines.values():

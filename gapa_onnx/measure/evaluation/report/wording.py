@@ -28,18 +28,17 @@ class Metric:
 
     def badness(self, value: float) -> float:
         """A number that is smaller for a better value; NaN where better is not defined."""
-        if self.better == HIGHER:
-            return -value
-        if self.better == LOWER:
-            return value
+        if isinstance(self.better, str):
+            return -value if self.better == HIGHER else value
         return math.nan if self.better is None else abs(value - self.better)
 
     @property
     def direction(self) -> str:
         if self.better is None:
             return ""
-        arrow = {HIGHER: "↑ higher", LOWER: "↓ lower"}
-        return arrow.get(self.better) or f"→ {number(self.better, self.percent)}"
+        if isinstance(self.better, str):
+            return {HIGHER: "↑ higher", LOWER: "↓ lower"}[self.better]
+        return f"→ {number(self.better, self.percent)}"
 
 
 _METRICS = {
@@ -157,7 +156,8 @@ def _power(exponent: int) -> str:
 
 def whole(value: object) -> str:
     """A count with thousands apart."""
-    return f"{int(value):,}" if isinstance(value, numbers.Real) and math.isfinite(value) else ABSENT
+    count = float(value) if isinstance(value, numbers.Real) else math.nan
+    return f"{int(count):,}" if math.isfinite(count) else ABSENT
 
 
 def _percent(value: float) -> str:
@@ -170,7 +170,7 @@ def _percent(value: float) -> str:
     return f"{text.removesuffix('.0')}%".replace("-", "−")
 
 
-def best(values: Iterable[tuple[str, float]], measure: Metric, figures: int = 3) -> set[str]:
+def best(values: Iterable[tuple[str, float | None]], measure: Metric, figures: int = 3) -> set[str]:
     """Names of the best values; none where nothing is better than anything else as printed."""
     bad = {
         name: measure.badness(float(value))
