@@ -36,9 +36,9 @@ from lines import Lines, machine, say
 from sklearn.metrics import roc_auc_score
 
 import gapa_onnx
-from gapa_onnx import record as provenance
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure import bench
+from gapa_onnx.record import require
 from gapa_onnx.settings import Settings
 
 MLP = "fashion_mlp"
@@ -213,12 +213,12 @@ def quality(case: Case, options: argparse.Namespace) -> dict[str, float | str]:
 
 
 def about(case: Case) -> dict[str, Any]:
-    site = provenance.read(onnx.load(case.converted))["sites"][0]
+    site = require(onnx.load(case.converted), str(case.converted)).sites[0]
     return {
-        "m": site["points"],
-        "k": site["k"],
-        "d": site["width"],
-        "index": site["index"],
+        "m": site.points,
+        "k": site.k,
+        "d": site.width,
+        "index": site.index,
         "auroc_score": "",
         "auroc_bald": "",
     }

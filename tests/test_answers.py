@@ -8,10 +8,10 @@ import pytest
 from scipy.stats import spearmanr
 
 import gapa_onnx
-from gapa_onnx import record as provenance
 from gapa_onnx.compiler import convert
 from gapa_onnx.errors import UserError
 from gapa_onnx.plan.tasks import Task
+from gapa_onnx.record import read
 
 DENSE = "z = MatMul(x, w1)  h = Tanh(z)  l = MatMul(h, w2)  "
 MAPS = "z = Conv(x, w1)  h = Relu(z)  l = Conv(h, w2)  "
@@ -78,11 +78,11 @@ def test_every_task_through_the_whole_conversion(case):
     conversion = convert(model, {"x": x}, m=40, k=10, **settings)
     assert all(check.passed for check in conversion.checks), conversion.checks
     onnx.checker.check_model(conversion.model, full_check=True)
-    head = provenance.read(conversion.model)["heads"]["y"]
-    assert head["task"] == TASKS.get(case, case)
+    head = read(conversion.model).heads["y"]
+    assert head.task == TASKS.get(case, case)
     found = answers(conversion.model, x[:50])
-    axis, rank = head["axis"], found["y"].ndim
-    for role, name in head["outputs"].items():
+    axis, rank = head.axis, found["y"].ndim
+    for role, name in head.outputs.items():
         expected = found["y"].shape
         if role not in ("var", "probs", "tokens"):
             expected = without(expected, axis)

@@ -16,9 +16,9 @@ from support.paths import MODELS
 from support.small_models import parse
 
 import gapa_onnx
-from gapa_onnx import record as provenance
 from gapa_onnx.model import protos, shapes, writing
 from gapa_onnx.op import reference
+from gapa_onnx.record import METADATA_KEY, DataRecord, read
 
 
 def run(model: onnx.ModelProto, names: list[str], **feeds: np.ndarray) -> list[np.ndarray]:
@@ -65,7 +65,7 @@ def test_scale_makes_the_median_share_the_target():
     conversion = gapa_onnx.convert(
         model, {"x": rows}, inducing="random", m=50, k=5, solver="exact", length_scale=0.05, scale="loo"
     )
-    (fit,) = conversion.calibration.fits
+    (fit,) = conversion.numbers.fits
     points = fit.index.points
     shares = []
     for row in rows:
@@ -100,7 +100,7 @@ def test_variance_of_two_stacked_sites_adds_up():
     z1 = x.astype(float) @ w1
     z2 = np.tanh(z1) @ w2
     own = []
-    for fit, z in zip(conversion.calibration.fits, (z1, z2)):
+    for fit, z in zip(conversion.numbers.fits, (z1, z2)):
         ids = reference.nearest(z, fit.index.points, fit.k)
         s = reference.unexplained_share(z, fit.index.points, ids, fit.length_scale, fit.jitter)
         own.append(levelled(fit, s)[:, None] * fit.prior_var)
@@ -120,7 +120,7 @@ def test_queries_of_a_feature_map(layout):
     rows = rng.standard_normal((120, 2, 5, 5)).astype(np.float32)
     model = parse(text, kernel=kernel, head=head)
     conversion = gapa_onnx.convert(model, {"x": rows}, sites=f"h:{layout}", m=30, k=6, solver="exact")
-    (fit,) = conversion.calibration.fits
+    (fit,) = conversion.numbers.fits
     assert fit.site.layout == layout and fit.ceiling == 1
     x = rng.standard_normal((7, 2, 5, 5)).astype(np.float32)
     (y_var,) = run(conversion.model, ["y_var"], x=x)
@@ -157,7 +157,7 @@ def test_whitened_metric_against_numpy():
     conversion = gapa_onnx.convert(
         parse(text, w=w), {"x": rows}, metric="whitened", m=60, k=10, sites="x", solver="exact"
     )
-    (fit,) = conversion.calibration.fits
+    (fit,) = conversion.numbers.fits
     x = (rng.standard_normal((20, 6)) @ mixing.T + 10).astype(np.float32)
     (y_var,) = run(conversion.model, ["y_var"], x=x)
     centre, directions = (part.astype(float) for part in fit.whitening)
@@ -209,16 +209,13 @@ def test_names_read_like_the_source(digits):
 
 
 def test_provenance(digits):
-    record = provenance.read(onnx.load(digits.path))
-    assert record["version"] == gapa_onnx.__version__
-    assert record["outputs"] == {"logits": "logits_var"}
-    assert record["source"]["file"] == "digits_cnn.onnx"
-    (site,) = record["sites"]
-    assert (site["points"], site["k"], site["index"]) == (200, 20, "local")
-    assert record["data"] == {
-        "rows": len(np.load(MODELS / "digits_cnn_calibration.npz")["image"]),
-        "dropped": 0,
-    }
+    record = read(onnx.load(digits.path))
+    assert record.version == gapa_onnx.__version__
+    assert record.heads["logits"].outputs["var"] == "logits_var"
+    assert record.source.file == "digits_cnn.onnx"
+    (site,) = record.sites
+    assert (site.points, site.k, site.index) == (200, 20, "local")
+    assert record.data == DataRecord(len(np.load(MODELS / "digits_cnn_calibration.npz")["image"]), 0)
 
 
 def test_runs_in_a_plain_session_without_the_library(digits):
@@ -344,7 +341,7 @@ def test_external_data_beyond_the_limit(tmp_path, monkeypatch, digits):
 
 
 def test_metadata_is_plain_json(digits):
-    (entry,) = [e for e in onnx.load(digits.path).metadata_props if e.key == provenance.METADATA_KEY]
+    (entry,) = [e for e in onnx.load(digits.path).metadata_props if e.key == METADATA_KEY]
     assert json.loads(entry.value)["settings"]["k"] == 20
 
 

@@ -260,7 +260,7 @@ def test_inspect_converted(capsys, converted):
     code, text, _ = call(capsys, "inspect", converted, "--json")
     answer = json.loads(text)
     assert code == 0 and answer["kind"] == "converted"
-    assert answer["provenance"]["outputs"] == {"logits": "logits_var"}
+    assert answer["provenance"]["heads"]["logits"]["outputs"]["var"] == "logits_var"
     code, text, _ = call(capsys, "inspect", converted)
     assert code == 0
     for part in ("tanh2", "quantiles", "0.95", "logits_var", answer["provenance"]["source"]["sha256"]):

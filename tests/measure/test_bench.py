@@ -13,12 +13,12 @@ from onnx import helper, numpy_helper
 from support.paths import MODELS
 
 import gapa_onnx
-from gapa_onnx import record as provenance
 from gapa_onnx.cli import main
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure import bench, profiling
 from gapa_onnx.model.load import load
+from gapa_onnx.record import read
 
 SOURCE = MODELS / "digits_mlp.onnx"
 DATA = MODELS / "digits_mlp_heldout.npz"
@@ -208,7 +208,7 @@ def test_every_added_node_has_a_part(converted):
     names = {node.name for node in source.graph.node}
     assert set(groups) == {node.name for node in model.graph.node} - names
     assert sum(part == profiling.SITES for part in groups.values()) == 2
-    outputs = next(iter(provenance.read(model)["heads"].values()))["outputs"]
+    outputs = next(iter(read(model).heads.values())).outputs
     made = {output: node.name for node in model.graph.node for output in node.output}
     assert groups[made[outputs["var"]]] == profiling.PROPAGATION
     assert groups[made[outputs["probs"]]] == groups[made[outputs["ood"]]] == profiling.HEADS

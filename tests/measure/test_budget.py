@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 from support.paths import MODELS
 
-from gapa_onnx import record as provenance
 from gapa_onnx.compiler import convert
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure import budget
 from gapa_onnx.measure.bench import Refusal
 from gapa_onnx.measure.budget import candidates
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
+from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
 
 CALIBRATION = MODELS / "digits_mlp_calibration.npz"
@@ -47,13 +47,14 @@ def test_the_most_exact_that_fits_is_taken(measured):
         conversion = convert(
             MODELS / "digits_mlp.onnx", CALIBRATION, budget=allowed, m=400, k=20, sites="last"
         )
-        record = provenance.read(conversion.model)
-        assert (record["settings"]["solver"], record["settings"]["m"]) == (solver, m)
-        assert record["budget"] == allowed
-        last = record["trials"][-1]
+        record = read(conversion.model)
+        assert (record.settings["solver"], record.settings["m"]) == (solver, m)
+        assert record.budget.limit == allowed
+        trials = record.budget.trials
+        last = trials[-1]
         assert last["ratio"] <= allowed and last["solver"] == solver and last["control"] == 1.001
-        assert all(trial["ratio"] > allowed for trial in record["trials"][:-1])
-        assert last["share_median"] >= record["trials"][0]["share_median"] * 0.9
+        assert all(trial.ratio > allowed for trial in trials[:-1])
+        assert last.share_median >= trials[0].share_median * 0.9
         assert all(check.passed for check in conversion.checks)
 
 

@@ -15,13 +15,13 @@ from support.paths import MODELS
 from support.small_models import parse
 
 import gapa_onnx
-from gapa_onnx import record as provenance
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.statistics import leave_one_out_share
 from gapa_onnx.op import index as index_module
 from gapa_onnx.op import reference
 from gapa_onnx.op.index import build_index
 from gapa_onnx.op.neighbourhoods import choose, neighbourhoods
+from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
 
 # ------------------------------------------------------------------------- the index
@@ -258,11 +258,11 @@ def digits():
 def test_conversion(digits):
     failed = [check for check in digits.checks if not check.passed]
     assert not failed
-    record = provenance.read(digits.model)
-    (site,) = record["sites"]
-    assert record["settings"]["solver"] == "cached" and site["index"] == "local"
-    assert site["index_settings"] == {"lists": 1, "nprobe": 1} and site["recall"] == 1.0
-    assert site["share_error"] > 0
+    record = read(digits.model)
+    (site,) = record.sites
+    assert record.settings["solver"] == "cached" and site.index == "local"
+    assert site.index_settings == {"lists": 1, "nprobe": 1} and site.recall == 1.0
+    assert site.share_error > 0
 
 
 CONVERT = """

@@ -10,16 +10,22 @@ import onnxruntime as ort
 import pytest
 
 import gapa_onnx
-from gapa_onnx import record as provenance
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.statistics import leave_one_out_share
+from gapa_onnx.op.contract import SCHEMAS
 from gapa_onnx.op.storage import fit_storage, read_points
+from gapa_onnx.record import read
 from gapa_onnx.sessions.runtime import library_path, register, session_options
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle.left_out import site_nodes
 
 ROUNDED = ("float16", "int8")
 WIDTH, POINTS, K = 64, 400, 10
+
+
+def operators(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The operators at the sites of a model."""
+    names = {schema.name for schema in SCHEMAS.values()}
+    return [node for node in model.graph.node if node.op_type in names]
 
 
 def cloud(rows: int, seed: int = 0, width: int = WIDTH) -> np.ndarray:
@@ -147,7 +153,7 @@ def test_a_rounded_row_is_left_out_as_its_original_would_be(format, local):
 @pytest.mark.parametrize("format", ROUNDED)
 def test_the_file_holds_the_points_that_everything_was_fitted_to(converted, format, choices):
     conversion = converted(format, **choices)
-    (fit,), (node,) = conversion.calibration.fits, site_nodes(conversion.model)
+    (fit,), (node,) = conversion.calibration.fits, operators(conversion.model)
     ports = [name for name in node.input if name.endswith("/points")]
     np.testing.assert_array_equal(read_points(conversion.model, ports[0]), fit.index.points)
     stored = {t.name: t.data_type for t in conversion.model.graph.initializer}
@@ -195,7 +201,7 @@ def test_the_native_kernel_gets_constants_once_they_are_folded(converted, tmp_pa
             pytest.skip("the native library is not built")
         ort.InferenceSession(str(converted(format).path), options)
         optimised = onnx.load(tmp_path / "optimised.onnx")
-        (node,) = site_nodes(optimised)
+        (node,) = operators(optimised)
         assert set(node.input[1:]) <= {tensor.name for tensor in optimised.graph.initializer}
 
 
@@ -217,8 +223,8 @@ def test_the_error_is_measured_against_the_points_as_they_were(converted, networ
         conversion = converted(format)
         fit = conversion.calibration.fits[0]
         assert fit.length_scale == exact.length_scale
-        (site,) = provenance.read(conversion.model)["sites"]
-        assert (site["storage"], site["storage_error"]) == (format, fit.storage_error)
+        (site,) = read(conversion.model).sites
+        assert (site.storage, site.storage_error) == (format, fit.storage_error)
         shares = [
             reference.unexplained_share(
                 queries, f.index.points, reference.nearest(queries, f.index.points, K), f.length_scale, 1e-6

@@ -72,7 +72,7 @@ class Case:
         wide = np.float64 if self.dtype is np.float64 else np.float32
         graph = VarianceGraph(opset, {"z", "y", "v", "f"})
         mean = graph.cast(graph.tensor("z", self.dtype), wide)
-        roles = emit_classes(
+        roles, _ = emit_classes(
             graph,
             self.head,
             graph.tensor(self.head.output, self.dtype),

@@ -12,9 +12,11 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from gapa_onnx.emit.emit import put_tensor
 from gapa_onnx.errors import UserError
+from gapa_onnx.plan.heads.noise import NoiseHead, emit_noise
 from gapa_onnx.settle import noise
-from gapa_onnx.settle.noise import NoiseHead, emit_noise, fit_noise
+from gapa_onnx.settle.noise import fit_noise
 from gapa_onnx.variance.graph import VarianceGraph
 
 WIDTH = 20
@@ -291,9 +293,12 @@ def _run(opset: int, head: NoiseHead, hidden: np.ndarray, like: np.ndarray) -> n
     if opset > onnx.defs.onnx_opset_version():
         pytest.skip(f"onnx {onnx.__version__} does not know opset {opset}")
     graph = VarianceGraph(opset, {"h", "y"})
-    value = emit_noise(graph, head, graph.tensor("h", hidden.dtype), graph.tensor("y", like.dtype), "y/noise")
+    h, y = graph.tensor("h", hidden.dtype), graph.tensor("y", like.dtype)
+    value, names = emit_noise(graph, "h", h, y, "y/noise")
     value = graph.output(value, "y_aleatoric_var")
     proto = graph.to_proto([value])
+    for name, array in head.tensors(names).items():
+        assert put_tensor(proto, name, array)
     kind = helper.np_dtype_to_tensor_dtype(hidden.dtype)
     model = helper.make_model(
         helper.make_graph(

@@ -7,64 +7,43 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 from support.small_models import noisy_data, noisy_net
+from support.steps import Steps, steps
 
-from gapa_onnx import record as provenance
 from gapa_onnx.compiler import convert
-from gapa_onnx.data import DataSource, open_data
-from gapa_onnx.emit.emit import emit
-from gapa_onnx.emit.rewrite import rewrite
-from gapa_onnx.fit.calibrate import Calibration, calibrate
-from gapa_onnx.model.load import load
-from gapa_onnx.plan.analyse import analyse
+from gapa_onnx.emit.numbers import Numbers
+from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle.left_out import left_out, left_out_by_scale
-from gapa_onnx.settle.scaling import FACTORS, largest_factor, row_losses, scaled_by_targets
+from gapa_onnx.settle.scaling import FACTORS, largest_factor, row_losses, scaled_by_targets, times
 
 
-def emitted(x: np.ndarray, **choices) -> tuple:
-    """A model before its completion, with what it was made from."""
-    settings = Settings(m=100, k=20, task="regression", **choices)
-    source = load(noisy_net())
-    plan = analyse(source, settings)
-    rows = open_data({"x": x}, source.inputs)
-    calibration = calibrate(plan, rows, settings)
-    return (
-        emit(plan, calibration, rewrite(plan, calibration, settings), settings),
-        calibration,
-        rows,
-        settings,
-    )
-
-
-def variances(model, calibration: Calibration, rows: DataSource) -> np.ndarray:
-    return np.concatenate([answers["y_var"] for _, answers in left_out(model, calibration, rows, ["y_var"])])
+def made(x: np.ndarray, **choices) -> Steps:
+    return steps(noisy_net(), {"x": x}, Settings(m=100, k=20, task="regression", **choices))
 
 
 @pytest.mark.parametrize("factor", [0.01, 30.0])
-def test_a_factor_on_the_share_is_a_factor_on_the_scale(factor):
+def test_other_numbers_in_the_tail_are_another_scale_of_the_file(factor):
+    """The template answers with τ κ as a file that is converted with that τ does."""
     x, _ = noisy_data(300, seed=1)
-    model, calibration, rows, _ = emitted(x)
-    by_factor = left_out_by_scale(model, calibration, rows, ["y_var"], (1.0, factor))
-    found = [
-        np.concatenate([a["y_var"] for a in answers]) for answers in zip(*(pair[1] for pair in by_factor))
-    ]
-    other, recalibrated, _, _ = emitted(x, scale=calibration.fits[0].scale * factor)
-    np.testing.assert_array_equal(found[0], variances(model, calibration, rows))
-    # Two products of float32 differ by a rounding each, once for τ κ and once for s κ.
-    np.testing.assert_allclose(found[1], variances(other, recalibrated, rows), rtol=1e-6)
+    one = made(x)
+    scale = one.calibration.fits[0].scale * factor
+    found = one.answers("y_var", fits=times(one.calibration.fits, factor))["y_var"]
+    other = made(x, scale=scale)
+    assert other.calibration.fits[0].scale == pytest.approx(scale)
+    np.testing.assert_allclose(found, other.answers("y_var")["y_var"], rtol=1e-6)
+    assert not np.allclose(found, one.answers("y_var")["y_var"], rtol=0.5)
 
 
 @pytest.mark.parametrize("factor", [1e-3, 0.1, 1.0])
 def test_the_factor_that_made_the_targets_is_found(factor):
     x, _ = noisy_data(2000, seed=2)
-    model, calibration, rows, settings = emitted(x)
-    by_factor = left_out_by_scale(model, calibration, rows, ["y", "y_var"], (factor,))
-    answers = [pair[1][0] for pair in by_factor]
-    mean, var = (np.concatenate([answer[name] for answer in answers]) for name in ("y", "y_var"))
+    one = made(x)
+    answers = one.answers("y", "y_var", fits=times(one.calibration.fits, factor))
+    mean, var = answers["y"], answers["y_var"]
     noise = 0.1 * var.mean()
     y = mean + np.sqrt(var + noise) * np.random.default_rng(3).normal(size=mean.shape)
-    scaled = scaled_by_targets(model, calibration, rows, {"y": y}, settings)
-    found = scaled.fits[0].scale / calibration.fits[0].scale
+    before = Numbers(one.calibration.fits)
+    scaled = scaled_by_targets(one.template, one.sample, before, one.tail("y", "y_var"), {"y": y})
+    found = scaled.fits[0].scale / before.fits[0].scale
     assert factor / 2 < found < factor * 4  # the larger ones are preferred, up to the tolerance
 
 
@@ -93,11 +72,11 @@ def test_targets_that_are_not_known_count_for_nothing():
     y[:300] = np.nan
     wild = y.copy()
     model = convert(noisy_net(), {"x": x}, targets=wild, m=100, k=20).model
-    record = provenance.read(model)
-    assert record["heads"]["y"]["noise"]["rows"] == 300 and record["data"]["rows"] == 600
+    record = read(model)
+    assert record.heads["y"].noise.rows == 300 and record.data.rows == 600
 
 
 def test_a_scale_that_was_given_stays():
     x, y = noisy_data(300, seed=6)
     model = convert(noisy_net(), {"x": x}, targets=y, m=100, k=20, scale=0.5).model
-    assert provenance.read(model)["sites"][0]["scale"] == 0.5
+    assert read(model).sites[0].scale == 0.5

@@ -10,15 +10,18 @@ import onnx
 import pytest
 from support.dense_shares import share_without
 from support.paths import MODELS
+from support.steps import steps
 
 import gapa_onnx
-from gapa_onnx import record as provenance
 from gapa_onnx.cli import main
 from gapa_onnx.compiler import convert
-from gapa_onnx.data import open_data
+from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
-from gapa_onnx.model.load import load
-from gapa_onnx.settle.left_out import QUANTILES, ScoreSample, _chosen_rows, left_out, threshold_at
+from gapa_onnx.fit.statistics import QUANTILES
+from gapa_onnx.record import read
+from gapa_onnx.settings import Settings
+from gapa_onnx.settle.left_out import Purpose, choose, chosen_rows, leave_out
+from gapa_onnx.settle.scores import ScoreSample, threshold_at
 from gapa_onnx.settle.thresholds import set_threshold, thresholds
 
 NET = """<ir_version: 8, opset_import: ["": 17]>
@@ -41,11 +44,9 @@ def weights(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 def test_left_out_scores_are_those_of_a_file_without_the_row():
     model = net()
     rows = np.random.default_rng(1).normal(size=(60, 3)).astype(np.float32)
-    conversion = convert(model, {"x": rows}, inducing="all", k=10, length_scale=2.0, scale=0.5, jitter=1e-4)
-    data = open_data({"x": rows}, load(model).inputs)
-    found = np.full(60, np.nan)
-    for positions, answers in left_out(conversion.model, conversion.calibration, data, ["logits_score"]):
-        found[positions] = answers["logits_score"]
+    choices = {"inducing": "all", "k": 10, "length_scale": 2.0, "scale": 0.5, "jitter": 1e-4}
+    made = steps(model, {"x": rows}, Settings(**choices))
+    found = made.answers("logits_score")["logits_score"]
     w = weights(model)
     z = rows.astype(np.float64) @ w["w1"]
     per_logit = z.var(axis=0) @ w["w2"] ** 2  # c² W²
@@ -53,19 +54,43 @@ def test_left_out_scores_are_those_of_a_file_without_the_row():
         share = share_without(z, row, 10, 2.0, 1e-4)
         # The network runs in float32: z is off by a few roundings, which the solve magnifies by 1 / jitter.
         np.testing.assert_allclose(found[row], 0.5 * share * per_logit.mean(), rtol=2e-2, atol=2e-5)
+    conversion = convert(model, {"x": rows}, **choices)
     inside = gapa_onnx.session(conversion.model.SerializeToString()).run(["logits_score"], {"x": rows})[0]
     assert np.median(found / inside) > 5  # rows that are inducing points themselves look far too familiar
 
 
-def test_rows_are_chosen_whole_and_in_order():
+def test_whitened_queries_are_left_out_as_the_file_compares_them():
+    rows = (np.random.default_rng(9).normal(size=(200, 3)) * [1, 5, 0.1]).astype(np.float32)
+    made = steps(net(), {"x": rows}, Settings(metric="whitened", m=50, k=10))
+    (site,), (fit,) = made.template.sites, made.calibration.fits
+    batch = next(made.sample.batches(Purpose.SCORES))
+    compared = made.tail(site.queries)(batch, made.calibration.fits)[site.queries]
+    expected = fit.leave_one_out(compared)
+    # the product with the whitening in numpy and in onnxruntime: a few roundings, magnified by the solve
+    np.testing.assert_allclose(batch.shares[site.output][:, 0], expected, rtol=1e-2, atol=1e-5)
+
+
+def test_rows_are_chosen_once_and_fewer_are_among_more():
     model = net()
-    rows = np.random.default_rng(2).normal(size=(700, 3)).astype(np.float32)
-    conversion = convert(model, {"x": rows}, m=50, k=10)
-    data = open_data({"x": rows}, load(model).inputs)
-    parts = list(left_out(conversion.model, conversion.calibration, data, ["logits", "x"], most=100, seed=3))
-    positions = np.concatenate([p for p, _ in parts])
-    assert len(positions) == 100 and (np.diff(positions) > 0).all()
-    np.testing.assert_array_equal(np.concatenate([a["x"] for _, a in parts]), rows[positions])
+    rows = np.random.default_rng(2).normal(size=(5000, 3)).astype(np.float32)
+    made = steps(model, {"x": rows}, Settings(m=50, k=10))
+    known = np.arange(0, 5000, 2)
+    every = Purpose.WEIGHING | Purpose.SCORES | Purpose.SCALING | Purpose.NOISE
+    wanted = choose(made.calibration, every, known, seed=3)
+    positions = {purpose: np.flatnonzero(wanted & purpose) for purpose in Purpose}
+    assert {p: len(found) for p, found in positions.items()} == {
+        Purpose.WEIGHING: 500, Purpose.SCORES: 2000, Purpose.SCALING: 2000, Purpose.NOISE: 2500,
+    }  # fmt: skip
+    assert np.isin(positions[Purpose.WEIGHING], positions[Purpose.SCORES]).all()
+    assert np.isin(positions[Purpose.SCALING], positions[Purpose.NOISE]).all()
+    assert (positions[Purpose.NOISE] % 2 == 0).all()
+    sample = leave_out(made.calibration, made.data, every, known, seed=3)
+    for purpose, expected in positions.items():
+        batches = list(sample.batches(purpose))
+        found = np.concatenate([batch.positions for batch in batches])
+        np.testing.assert_array_equal(np.sort(found), expected)
+        np.testing.assert_array_equal(np.concatenate([b.inputs["x"] for b in batches]), rows[found])
+        assert sample.rows(purpose) == len(expected)
 
 
 class Batches:
@@ -83,10 +108,12 @@ class Batches:
 def test_rows_of_one_shape_are_put_together():
     lengths = (5, 5, 5, 7, 7, 5)  # of the rows of six batches of four
     data = Batches(*({"x": np.full((4, length), i), "id": np.arange(4)} for i, length in enumerate(lengths)))
-    chosen = np.array([0, 2, 5, 6, 7, 9, 13, 18, 20, 23])
-    parts = list(_chosen_rows(data, 4, chosen))
-    assert [list(positions) for positions, _ in parts] == [[0, 2], [5, 6, 7, 9], [13, 18], [20, 23]]
-    for positions, batch in parts:
+    wanted = np.zeros(24, np.uint8)
+    wanted[[0, 2, 5, 6, 7, 9, 13, 18, 20, 23]] = Purpose.SCORES
+    parts = list(chosen_rows(data, 4, wanted))
+    assert [list(positions) for positions, _, _ in parts] == [[0, 2], [5, 6, 7, 9], [13, 18], [20, 23]]
+    for positions, batch, purpose in parts:
+        assert purpose == Purpose.SCORES
         np.testing.assert_array_equal(batch["x"][:, 0], positions // 4)
         np.testing.assert_array_equal(batch["id"], positions % 4)
 
@@ -96,27 +123,53 @@ def test_what_is_not_given_by_rows_stays_with_its_batch():
     batches.append(
         {"x": np.full((3, 2), 3), "whole": np.full(3, 3)}
     )  # as many rows as it has numbers, by chance
-    parts = list(_chosen_rows(Batches(*batches), 9, np.array([1, 6, 12])))
-    assert [list(positions) for positions, _ in parts] == [[1], [6], [12]]
-    assert [list(batch["whole"][:1]) for _, batch in parts] == [[0], [1], [3]]
+    wanted = np.zeros(15, np.uint8)
+    wanted[[1, 6, 12]] = Purpose.SCORES
+    parts = list(chosen_rows(Batches(*batches), 9, wanted))
+    assert [list(positions) for positions, _, _ in parts] == [[1], [6], [12]]
+    assert [list(batch["whole"][:1]) for _, batch, _ in parts] == [[0], [1], [3]]
+
+
+def test_rows_for_other_purposes_are_not_mixed():
+    data = Batches(*({"x": np.arange(4 * i, 4 * i + 4)} for i in range(3)))
+    wanted = np.array([3, 1, 0, 3, 1, 0, 0, 0, 3, 1, 1, 1], np.uint8)
+    parts = {int(purpose): list(batch["x"]) for _, batch, purpose in chosen_rows(data, 8, wanted)}
+    assert parts == {3: [0, 3, 8], 1: [1, 4, 9, 10, 11]}
+
+
+def test_batches_of_a_fixed_size_stay_whole():
+    data = Batches(*({"x": np.arange(4 * i, 4 * i + 4)} for i in range(3)))
+    data.inputs = (InputSpec("x", np.dtype(np.float32), (4,)),)
+    wanted = np.array([0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 2], np.uint8)
+    parts = [(list(positions), int(purpose)) for positions, _, purpose in chosen_rows(data, 4, wanted)]
+    assert parts == [([0, 1, 2, 3], 3), ([8, 9, 10, 11], 2)]
 
 
 def test_the_threshold_is_the_quantile_of_left_out_scores():
     model = net()
     rows = np.random.default_rng(4).normal(size=(300, 3)).astype(np.float32)
-    conversion = convert(model, {"x": rows}, m=40, k=10, ood_quantile=0.9)
-    data = open_data({"x": rows}, load(model).inputs)
-    scores = np.concatenate(
-        [
-            a["logits_score"]
-            for _, a in left_out(conversion.model, conversion.calibration, data, ["logits_score"])
-        ]
-    )
-    score = provenance.read(conversion.model)["heads"]["logits"]["score"]
-    assert score["rows"] == 300 and score["quantile"] == 0.9
-    assert (scores < score["threshold"]).mean() == pytest.approx(0.9, abs=1 / 300)
+    settings = Settings(m=40, k=10, ood_quantile=0.9)
+    scores = steps(model, {"x": rows}, settings).answers("logits_score")["logits_score"]
+    score = read(convert(model, {"x": rows}, settings=settings).model).heads["logits"].score
+    assert score.rows == 300 and score.quantile == 0.9
+    assert (scores < score.threshold).mean() == pytest.approx(0.9, abs=1 / 300)
     for level in ("0.5", "0.95", "0.999"):
-        assert score["quantiles"][level] == np.quantile(scores, float(level), method="higher")
+        # the mean variance by a node, and by the head's operator: sums of four numbers, and two products
+        expected = np.quantile(scores, float(level), method="higher")
+        assert score.quantiles[level] == pytest.approx(expected, rel=8 * 2.0**-24)
+
+
+def test_the_line_of_another_score_is_drawn_by_that_score():
+    model = net()
+    rows = np.random.default_rng(4).normal(size=(300, 3)).astype(np.float32)
+    settings = Settings(m=40, k=10, score="epistemic")
+    found = steps(model, {"x": rows}, settings).answers("logits_epistemic")["logits_epistemic"]
+    score = read(convert(model, {"x": rows}, settings=settings).model).heads["logits"].score
+    assert score.kind == "epistemic"
+    # a difference of entropies of about 1, in float32 at 16 points
+    assert score.quantiles["0.9"] == pytest.approx(
+        np.quantile(found, 0.9, method="higher"), rel=1e-4, abs=1e-6
+    )
 
 
 def test_new_rows_of_the_same_kind_are_flagged_as_often_as_asked():
@@ -237,8 +290,8 @@ def test_an_output_that_is_never_a_number_has_no_threshold():
     w1 = np.abs(weights(net())["w1"]).astype(np.float32)
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(w1, "w1"))
     conversion = convert(model, {"x": x}, m=40, k=10)
-    head = provenance.read(conversion.model)["heads"]["logits"]
-    assert "score" not in head and "every score on the data is NaN" in head["reason"]
+    head = read(conversion.model).heads["logits"]
+    assert head.score is None and "every score on the data is NaN" in head.reason
     assert all(check.passed for check in conversion.checks)
     flagged = gapa_onnx.session(conversion.model.SerializeToString()).run(["logits_ood"], {"x": x})[0]
     assert flagged.all()

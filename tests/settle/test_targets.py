@@ -9,9 +9,9 @@ from scipy.stats import norm
 from support.small_models import noise_std, noisy_data, noisy_net
 
 import gapa_onnx
-from gapa_onnx import record as provenance
 from gapa_onnx.compiler import convert
 from gapa_onnx.errors import UserError
+from gapa_onnx.record import read
 from gapa_onnx.settle.scaling import TOLERANCE
 
 
@@ -36,8 +36,8 @@ def test_the_noise_is_found_and_added(converted):
     best = norm.logpdf(y, mean, noise_std(x)).mean()
     # The scale of the variance may cost up to its tolerance.
     assert norm.logpdf(y, mean, np.sqrt(total)).mean() > constant + 0.9 * (best - constant) - TOLERANCE
-    noise = provenance.read(converted)["heads"]["y"]["noise"]
-    assert noise["nll"] < noise["constant_nll"] and noise["rows"] > 3000
+    noise = read(converted).heads["y"].noise
+    assert noise.nll < noise.constant_nll and noise.rows > 3000
     np.testing.assert_allclose(score, var[:, 0], rtol=1e-6)  # what is strange is not what is noisy
 
 
@@ -73,8 +73,8 @@ def test_targets_from_files(tmp_path):
     noises = []
     for name in ("y.npy", "y.npz", "y.csv"):
         model = convert(noisy_net(), {"x": x}, targets=tmp_path / name, m=50, k=10).model
-        noises.append(provenance.read(model)["heads"]["y"]["noise"])
-    assert noises[0] == noises[1] and noises[2]["nll"] == pytest.approx(noises[0]["nll"], rel=1e-6)
+        noises.append(read(model).heads["y"].noise)
+    assert noises[0] == noises[1] and noises[2].nll == pytest.approx(noises[0].nll, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,14 @@ import numpy as np
 import onnx
 import pytest
 from support.dense_shares import share_without
+from support.steps import steps
 
-from gapa_onnx import record as provenance
 from gapa_onnx.compiler import Conversion, convert
-from gapa_onnx.data import open_data
-from gapa_onnx.emit.emit import emit
-from gapa_onnx.emit.rewrite import rewrite
-from gapa_onnx.fit.calibrate import Calibration, calibrate
+from gapa_onnx.fit.calibrate import Calibration
 from gapa_onnx.measure import budget
-from gapa_onnx.model.load import load
-from gapa_onnx.plan.analyse import analyse
+from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle.complete import complete
-from gapa_onnx.settle.weighing import balanced, factors, medians_alone
+from gapa_onnx.settle.weighing import factors, medians_alone
 
 DEEP = """net (float[n, 4] x) => (float[n, 3] y) {
     z1 = MatMul(x, w1)  h1 = Tanh(z1)  z2 = MatMul(h1, w2)  h2 = Tanh(z2)
@@ -55,17 +50,7 @@ def serialised(model: onnx.ModelProto) -> bytes:
 
 
 def scales(conversion: Conversion) -> dict[str, float]:
-    return {fit.site.output: fit.scale for fit in conversion.calibration.fits}
-
-
-def unbalanced(model: onnx.ModelProto, x: np.ndarray, settings: Settings) -> tuple:
-    """The steps of a conversion without the balance: plan, data, calibration and the converted model."""
-    source = load(model)
-    plan = analyse(source, settings)
-    data = open_data({"x": x}, source.inputs)
-    calibration = calibrate(plan, data, settings)
-    emitted = emit(plan, calibration, rewrite(plan, calibration, settings), settings)
-    return plan, data, calibration, complete(emitted, calibration, data, settings)
+    return {fit.site.output: fit.scale for fit in conversion.numbers.fits}
 
 
 # ------------------------------------------------------------------------ the factors
@@ -98,7 +83,7 @@ def test_each_site_has_the_same_median_at_the_output(task, ceiling, sites):
     fit = {"k": 10, "length_scale": 2.0, "jitter": 1e-2}
     settings = Settings(sites=sites, inducing="all", task=task, **fit)
     conversion = convert(model, {"x": x}, settings=settings)
-    fits = conversion.calibration.fits
+    fits = conversion.numbers.fits
     numbers = [int(fit.site.output[1:]) - 1 for fit in fits]
     scale, medians = by_hand(model, x, numbers, ceiling, **fit)
     assert medians.max() / medians.min() > 3  # or there would be nothing to balance
@@ -108,9 +93,9 @@ def test_each_site_has_the_same_median_at_the_output(task, ceiling, sites):
     # z has a few roundings of float32, which the solve magnifies by up to 1 / jitter.
     np.testing.assert_allclose([fit.scale for fit in fits], scale * factor, rtol=1e-3)
     np.testing.assert_allclose([fit.ceiling for fit in fits], ceiling * factor, rtol=1e-3)
-    found = medians_alone(
-        conversion.model, conversion.calibration, open_data({"x": x}, load(model).inputs), settings
-    )
+    made = steps(model, {"x": x}, settings)
+    tail = made.tail(*made.template.spreads.values())
+    found = medians_alone(made.template, made.sample, fits, tail)
     # A dozen roundings of float32 on the way: of τ, c², weights and sums of some positive numbers.
     np.testing.assert_allclose(found / weights, [[found.sum()] * len(fits)], rtol=12 * 2.0**-24)
     assert found.sum() == pytest.approx(medians[-1], rel=1e-3)
@@ -118,8 +103,8 @@ def test_each_site_has_the_same_median_at_the_output(task, ceiling, sites):
 
 def test_the_file_tells_what_it_uses():
     conversion = convert(net(), {"x": rows()}, sites="all", **SMALL)
-    record = provenance.read(conversion.model)["sites"]
-    assert [site["scale"] for site in record] == [fit.scale for fit in conversion.calibration.fits]
+    record = read(conversion.model)
+    assert [site.scale for site in record.sites] == [fit.scale for fit in conversion.numbers.fits]
     assert all(check.passed for check in conversion.checks)
 
 
@@ -148,7 +133,7 @@ def test_factors_do_not_depend_on_what_the_score_is():
         for score in ("variance", "epistemic")
     ]
     assert scales(found[0]) == scales(found[1])
-    assert provenance.read(found[1].model)["heads"]["y"]["score"]["kind"] == "epistemic"
+    assert read(found[1].model).heads["y"].score.kind == "epistemic"
 
 
 # ------------------------------------------------------------------------ where nothing changes
@@ -163,16 +148,15 @@ def test_factors_do_not_depend_on_what_the_score_is():
         (net(FORKED, FORKED_SHAPES), {}),  # two outputs, each with a site of its own
     ],
 )
-def test_not_one_byte_changes(model, choices):
-    settings = Settings(**choices, **SMALL)
-    plan, data, calibration, expected = unbalanced(model, rows(), settings)
-    assert serialised(convert(model, {"x": rows()}, settings=settings).model) == serialised(expected)
-    assert (balanced(plan, calibration, data, settings) is calibration) == (model.graph.output[0].name == "y")
+def test_nothing_is_weighed(model, choices):
+    conversion = convert(model, {"x": rows()}, settings=Settings(**choices, **SMALL))
+    before, after = conversion.calibration.fits, conversion.numbers.fits
+    assert [(fit.scale, fit.ceiling) for fit in after] == [(fit.scale, fit.ceiling) for fit in before]
 
 
 def test_paper_mode_stays():
     conversion = convert(net(), {"x": rows()}, sites="all", paper=True, **SMALL)
-    assert [(fit.scale, fit.ceiling) for fit in conversion.calibration.fits] == [(1.0, 100.0)] * 3
+    assert [(fit.scale, fit.ceiling) for fit in conversion.numbers.fits] == [(1.0, 100.0)] * 3
 
 
 def test_same_data_same_bytes():
@@ -183,13 +167,11 @@ def test_same_data_same_bytes():
 # ------------------------------------------------------------------------ sites that count for nothing
 
 
-def balance_of(model: onnx.ModelProto, sites: str) -> tuple[Calibration, np.ndarray]:
-    """The calibration without the balance, and what it multiplies each site by."""
-    settings = Settings(sites=sites, **SMALL)
-    _, _, before, _ = unbalanced(model, rows(), settings)
-    conversion = convert(model, {"x": rows()}, settings=settings)
+def weights_of(model: onnx.ModelProto, sites: str) -> tuple[Calibration, np.ndarray]:
+    """The calibration, and what each site is multiplied by."""
+    conversion = convert(model, {"x": rows()}, settings=Settings(sites=sites, **SMALL))
     assert all(check.passed for check in conversion.checks)
-    after = conversion.calibration
+    before, after = conversion.calibration, conversion.numbers
     return before, np.array([b.scale / a.scale for a, b in zip(before.fits, after.fits)])
 
 
@@ -200,8 +182,8 @@ def test_a_site_that_does_not_reach_the_output(sites):
         z1 = MatMul(x, w1)  h1 = Tanh(z1)  z2 = MatMul(h1, w2)  h2 = Tanh(z2)  y = MatMul(h2, w4)
         d = Relu(z2)  class = ArgMax <axis = 1> (d) }"""
     model = net(text, {"w1": (4, 6), "w2": (6, 5), "w4": (5, 3)})
-    before, found = balance_of(model, sites)
-    alone = dict(zip(("h1", "h2"), balance_of(model, "h1,h2")[1]))
+    before, found = weights_of(model, sites)
+    alone = dict(zip(("h1", "h2"), weights_of(model, "h1,h2")[1]))
     expected = [alone.get(fit.site.output, 1 / 3) for fit in before.fits]
     np.testing.assert_allclose(found, expected, rtol=2.0**-23)  # both τ are rounded to float32
 
@@ -216,7 +198,7 @@ def test_a_site_whose_variance_is_lost_on_the_way():
     extra = {"bias": np.zeros(5), "w5": np.random.default_rng(2).normal(size=(4, 5))}
     for name, array in extra.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
-    _, found = balance_of(model, "h1,h2,h3")
+    _, found = weights_of(model, "h1,h2,h3")
     assert found[0] == pytest.approx(1 / 3, rel=2.0**-23)
     assert found[2] == pytest.approx(2 / 3, rel=2.0**-23)
 
@@ -233,7 +215,7 @@ def test_targets_multiply_what_is_balanced():
     np.testing.assert_allclose(ratios, ratios[0], rtol=2.0**-22)
 
 
-def test_a_budget_chooses_and_then_sites_are_balanced(monkeypatch):
+def test_a_budget_chooses_and_then_sites_are_weighed(monkeypatch):
     monkeypatch.setattr(budget, "measure", lambda *a, **k: SimpleNamespace(ratio=1.2, control=1.0))
     settings = Settings(sites="all", solver="exact", **SMALL)
     chosen = convert(net(), {"x": rows()}, budget=1.5, settings=settings)

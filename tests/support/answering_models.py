@@ -15,6 +15,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 _TYPES = {"b": TensorProto.BOOL, "i": TensorProto.INT64, "f": TensorProto.FLOAT}
 KEY = "gapa_onnx"
+#: The record of a file that holds nothing yet, as JSON has it.
+EMPTY_RECORD: dict[str, Any] = {
+    "format": 1,
+    "version": "0",
+    "source": {"file": None, "sha256": "", "opset": 17, "producer": ""},
+    "settings": {},
+    "data": {"rows": 0, "dropped": 0},
+    "sites": [],
+    "heads": {},
+    "cuts": [],
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ def answering(
         "outputs": roles,
         **head,
     }
-    write_record(model, {"version": "0", "outputs": {output: f"{output}_var"}, "heads": {output: whole}})
+    write_record(model, {**EMPTY_RECORD, "heads": {output: whole}})
     onnx.save(model, path)
     rows = len(next(iter(answers.values())))
     flat = np.concatenate([v.reshape(rows, -1).astype(np.float32) for v in answers.values()], axis=1)
@@ -76,7 +87,7 @@ def answering(
 
 
 def write_record(model: onnx.ModelProto, record: Mapping[str, Any]) -> None:
-    """The provenance record of a converted file."""
+    """The record of a converted file."""
     del model.metadata_props[:]
     entry = model.metadata_props.add()
     entry.key, entry.value = KEY, json.dumps(record)
