@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
+from gapa_onnx import __path__ as PACKAGE_FOLDERS
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.protos import is_large, save_with_external_data
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
@@ -32,9 +33,7 @@ def library_path() -> Path | None:
     if named is not None:
         return Path(named) if named and Path(named).is_file() else None
     suffix = {"win32": "gapa_onnx.dll", "darwin": "libgapa_onnx.dylib"}.get(sys.platform, "libgapa_onnx.so")
-    import gapa_onnx
-
-    places = [Path(place) / suffix for place in gapa_onnx.__path__]  # an editable install has two
+    places = [Path(place) / suffix for place in PACKAGE_FOLDERS]  # an editable install has two
     return next((place for place in places if place.is_file()), None)
 
 
