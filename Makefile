@@ -15,12 +15,15 @@ NATIVE := $(shell find runtime -name '*.cc' -o -name '*.h' -o -name '*.inc')
 demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo.py
 
+# `make test TESTS="tests/variance/test_rules.py -k Tanh"` runs a few
 test: $(VENV)/.installed $(VENV)/.browser
-	$(BIN)/pytest
+	$(BIN)/pytest $(TESTS)
+
+	$(BIN)/pytest $(TESTS)
 
 # also what takes long: the whole zoo, other onnxruntime releases, more random graphs
 nightly: $(VENV)/.installed $(VENV)/.browser
-	$(BIN)/pytest -m "nightly or not nightly"
+	$(BIN)/pytest -m "nightly or not nightly" $(TESTS)
 
 # formats, style and types; the limits on rooms and functions are a test (tests/test_house.py)
 lint: $(VENV)/.installed
