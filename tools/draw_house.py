@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import NamedTuple
 
@@ -37,11 +38,10 @@ class Box(NamedTuple):
         return self.y + self.height / 2
 
 
-def draw() -> str:
+def draw(modules: Mapping[str, house.Module], imports: Iterable[house.Import]) -> str:
     """The picture as SVG text, which depends on nothing but the source."""
-    rooms = house.modules()
     lines = Counter[str]()
-    for module in rooms.values():
+    for module in modules.values():
         lines[house.room(module.name)] += module.lines
     floors = [*reversed(house.ROOMS)]
     places = {
@@ -55,7 +55,7 @@ def draw() -> str:
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         f'<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" '
         f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5L8 4L0 7.5z" fill="{EDGE}"/></marker></defs>',
-        *_edges(house.edges(house.imports(rooms)), places),
+        *_edges(house.edges(imports), places),
         *_roof(),
         *_boxes(places),
         *_lines(lines, places),
@@ -127,8 +127,8 @@ def _edges(edges: set[tuple[str, str]], places: dict[str, Box]) -> list[str]:
     for name, box in places.items():
         reads = [at for at, of in enumerate(columns) if (name, of) in edges]
         if reads:
-            end = _column(max(reads))
-            faint.append(f'<path d="M{RIGHT} {box.middle:g}H{end}" stroke="{FAINT}" stroke-width="1.5"/>')
+            row = f"M{RIGHT} {box.middle:g}H{_column(max(reads))}"
+            faint.append(f'<path d="{row}" stroke="{FAINT}" stroke-width="1.5"/>')
     for at, of in enumerate(columns):
         x, end = _column(at), places[of].middle
         users = [name for name in places if (name, of) in edges]
@@ -151,4 +151,5 @@ def _column(at: int) -> int:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(draw(), encoding="utf-8")
+    found = house.modules()
+    PICTURE.write_text(draw(found, house.imports(found)), encoding="utf-8")

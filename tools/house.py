@@ -45,6 +45,7 @@ MOST_LINES_OF_A_FUNCTION = 60
 MOST_COMPLEXITY = 15
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _branches(node: ast.AST) -> int:
 
 
 def _functions(node: ast.AST, prefix: str) -> Iterator[Function]:
-    for child in ast.iter_child_nodes(node):
+    for child in _statements(node):
         name = prefix
         if isinstance(child, (*_FUNCTIONS, ast.ClassDef)):
             name = f"{prefix}.{child.name}"
@@ -190,7 +191,7 @@ def _imports(module: Module, house: dict[str, Module]) -> Iterator[Import]:
 def _import_statements(
     node: ast.AST, only_for_types: bool
 ) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    for child in ast.iter_child_nodes(node):
+    for child in _statements(node):
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child, only_for_types
         elif isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
@@ -200,6 +201,11 @@ def _import_statements(
                 yield from _import_statements(ast.Module([statement], []), only_for_types)
         else:
             yield from _import_statements(child, only_for_types)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """What stands right inside a statement; expressions hold neither imports nor functions."""
+    return (child for child in ast.iter_child_nodes(node) if isinstance(child, _STATEMENTS))
 
 
 def _reached(start: str, reads: dict[str, set[str]]) -> set[str]:
