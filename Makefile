@@ -19,8 +19,6 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed $(VENV)/.browser
 	$(BIN)/pytest $(TESTS)
 
-	$(BIN)/pytest $(TESTS)
-
 # also what takes long: the whole zoo, other onnxruntime releases, more random graphs
 nightly: $(VENV)/.installed $(VENV)/.browser
 	$(BIN)/pytest -m "nightly or not nightly" $(TESTS)

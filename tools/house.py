@@ -22,6 +22,8 @@ FRONT_DOOR = "front door"
 #: room -> what it is for; a room imports only rooms before it
 ROOMS = {
     "errors": "what is the user's to fix",
+    "arrays": "the name of a numpy array",
+    "progress": "how a long step says how far it is",
     "threads": "one thread, or side by side",
     "settings": "every choice of a conversion",
     "record": "what a file says about itself",
@@ -117,9 +119,9 @@ def third_party(module: Module) -> set[str]:
 
 
 def wrong_ways(found: Iterable[Import], order: Iterable[str] = tuple(ROOMS)) -> list[Import]:
-    """Imports of a room that is not before the one that imports it."""
+    """Imports of a room that is not before the one that imports it, or that is not in the order at all."""
     place = {name: at for at, name in enumerate(order)}
-    return [entry for entry in found if place[room(entry.of)] > place[room(entry.by)]]
+    return [entry for entry in found if place.get(room(entry.of), len(place)) > place.get(room(entry.by), -1)]
 
 
 def cycles(found: Iterable[Import]) -> list[list[str]]:
