@@ -8,18 +8,37 @@ DEBIAN := g++ cmake libfaiss-dev libeigen3-dev python3-venv
 # for the test of the report, which is skipped where there is no browser
 BROWSER := chromium chromium-driver
 SOURCES := pyproject.toml $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.css' -o -name 'CMakeLists.txt' -o -name '*.map')
+NATIVE := $(shell find runtime -name '*.cc' -o -name '*.h' -o -name '*.inc')
 
-.PHONY: demo test nightly bench figures clean
+.PHONY: demo test nightly lint format house bench figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo.py
 
+# `make test TESTS="tests/variance/test_rules.py -k Tanh"` runs a few
 test: $(VENV)/.installed $(VENV)/.browser
-	$(BIN)/pytest
+	$(BIN)/pytest $(TESTS)
 
 # also what takes long: the whole zoo, other onnxruntime releases, more random graphs
 nightly: $(VENV)/.installed $(VENV)/.browser
-	$(BIN)/pytest -m "nightly or not nightly"
+	$(BIN)/pytest -m "nightly or not nightly" $(TESTS)
+
+# formats, style and types; the limits on rooms and functions are a test (tests/test_house.py)
+lint: $(VENV)/.installed
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	$(BIN)/python tools/check_types.py
+
+# what `lint` would only say, done
+format: $(VENV)/.installed
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+	$(BIN)/clang-format -i $(NATIVE)
+
+# docs/figures/house.svg: the rooms and who imports whom
+house: $(VENV)/.installed
+	$(BIN)/python tools/draw_house.py
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/calibration_memory.py
@@ -47,7 +66,7 @@ $(VENV)/.browser: $(VENV)/.system
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.system $(SOURCES)
-	$(BIN)/pip install -q ".[test]"
+	$(BIN)/pip install -q ".[test,lint]"
 	@touch $@
 
 clean:

@@ -13,30 +13,30 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.plan.tasks import Task
 from gapa_onnx.record import read
 
-DENSE = "z = MatMul(x, w1)  h = Tanh(z)  l = MatMul(h, w2)  "
-MAPS = "z = Conv(x, w1)  h = Relu(z)  l = Conv(h, w2)  "
+DENSE = "{ z = MatMul(x, w1)  h = Tanh(z)  l = MatMul(h, w2)  "
+MAPS = "{ z = Conv(x, w1)  h = Relu(z)  l = Conv(h, w2)  "
 
 #: task -> signature and last node, weights, one row of input, settings, what is added besides y_var
 MODELS = {
-    "classification": ("(float[n, 6] x) => (float[n, 5] y) {%s y = Identity(l) }" % DENSE, (6, 9), (9, 5), {}),
-    "softmax": ("(float[n, 6] x) => (float[n, 5] y) {%s y = Softmax<axis = 1>(l) }" % DENSE, (6, 9), (9, 5), {}),
+    "classification": ("(float[n, 6] x) => (float[n, 5] y) " + DENSE + "y = Identity(l) }", (6, 9), (9, 5), {}),
+    "softmax": ("(float[n, 6] x) => (float[n, 5] y) " + DENSE + "y = Softmax<axis = 1>(l) }", (6, 9), (9, 5), {}),
     "log softmax": (
-        "(float[n, 6] x) => (float[n, 5] y) {%s y = LogSoftmax<axis = 1>(l) }" % DENSE, (6, 9), (9, 5), {},
+        "(float[n, 6] x) => (float[n, 5] y) " + DENSE + "y = LogSoftmax<axis = 1>(l) }", (6, 9), (9, 5), {},
     ),
-    "binary": ("(float[n, 6] x) => (float[n, 1] y) {%s y = Sigmoid(l) }" % DENSE, (6, 9), (9, 1), {}),
-    "multilabel": ("(float[n, 6] x) => (float[n, 4] y) {%s y = Sigmoid(l) }" % DENSE, (6, 9), (9, 4), {}),
-    "regression": ("(float[n, 6] x) => (float[n, 1] y) {%s y = Identity(l) }" % DENSE, (6, 9), (9, 1), {}),
-    "none": ("(float[n, 6] x) => (float[n, 2] y) {%s y = Identity(l) }" % DENSE, (6, 9), (9, 2), {}),
+    "binary": ("(float[n, 6] x) => (float[n, 1] y) " + DENSE + "y = Sigmoid(l) }", (6, 9), (9, 1), {}),
+    "multilabel": ("(float[n, 6] x) => (float[n, 4] y) " + DENSE + "y = Sigmoid(l) }", (6, 9), (9, 4), {}),
+    "regression": ("(float[n, 6] x) => (float[n, 1] y) " + DENSE + "y = Identity(l) }", (6, 9), (9, 1), {}),
+    "none": ("(float[n, 6] x) => (float[n, 2] y) " + DENSE + "y = Identity(l) }", (6, 9), (9, 2), {}),
     "tokens": (
-        "(float[n, t, 6] x) => (float[n, t, 1200] y) {%s y = Identity(l) }" % DENSE,
+        "(float[n, t, 6] x) => (float[n, t, 1200] y) " + DENSE + "y = Identity(l) }",
         (6, 9), (9, 1200), {"top_k": 20},
     ),
     "segmentation": (
-        "(float[n, 3, 8, 8] x) => (float[n, 6, 8, 8] y) {%s y = Softmax<axis = 1>(l) }" % MAPS,
+        "(float[n, 3, 8, 8] x) => (float[n, 6, 8, 8] y) " + MAPS + "y = Softmax<axis = 1>(l) }",
         (7, 3, 1, 1), (6, 7, 1, 1), {},
     ),
     "mask": (
-        "(float[n, 3, 8, 8] x) => (float[n, 1, 8, 8] y) {%s y = Sigmoid(l) }" % MAPS,
+        "(float[n, 3, 8, 8] x) => (float[n, 1, 8, 8] y) " + MAPS + "y = Sigmoid(l) }",
         (7, 3, 1, 1), (1, 7, 1, 1), {},
     ),
 }  # fmt: skip
@@ -152,7 +152,7 @@ def test_full_covariance_against_the_jacobian():
 
 def test_the_head_sees_how_logits_vary_together():
     """Two classes whose logits move as one cannot be told apart by what is not known about them."""
-    text = "(float[n, 6] x) => (float[n, 3] y) {%s y = Identity(l) }" % DENSE
+    text = "(float[n, 6] x) => (float[n, 3] y) " + DENSE + "y = Identity(l) }"
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> net {text}')
     generator = np.random.default_rng(3)
     w2 = 3 * np.repeat(generator.normal(size=(9, 1)), 3, axis=1)

@@ -9,7 +9,7 @@ is *constant* when its array has exactly the input's shape, and goes along with 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gapa_onnx.arrays import Array
@@ -63,18 +63,25 @@ def bind(record: Record, inputs: Sequence[InputSpec]) -> Binding:
         if spec.shape and fixed(spec.shape[0]):
             size = _agreed(size, spec.shape[0], record)
     first_symbols = {spec.shape[0] for spec, _, _ in streams.values() if spec.shape}
-    for spec in inputs:
-        if spec.name in constants and spec.shape:
-            for symbol, extent in zip(spec.shape, constants[spec.name].shape):
-                # a state of shape (2, N, 64) beside an input (N, d) fixes N for its batches
-                if extent and isinstance(symbol, str) and symbol in first_symbols:
-                    size = _agreed(size, extent, record)
+    for extent in _fixed_by_constants(inputs, constants, first_symbols):
+        size = _agreed(size, extent, record)
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"'{name}' has {count}" for name, count in rows.items())
         raise UserError(
             f"{record.where}: the inputs differ in rows: {counts}", "row i of every input is one sample"
         )
     return Binding(next(iter(rows.values()), 1), size, streams, constants)
+
+
+def _fixed_by_constants(
+    inputs: Sequence[InputSpec], constants: Mapping[str, Array], batch: Container[int | str | None]
+) -> Iterator[int]:
+    """What constants say about the size of a batch: a state of shape (2, N, 64) beside an input (N, d) fixes N."""
+    for spec in inputs:
+        if spec.name in constants and spec.shape:
+            for symbol, extent in zip(spec.shape, constants[spec.name].shape):
+                if extent and isinstance(symbol, str) and symbol in batch:
+                    yield extent
 
 
 def choose(record: Record, inputs: Sequence[InputSpec]) -> list[tuple[InputSpec, ArrayStream]]:
@@ -85,6 +92,19 @@ def choose(record: Record, inputs: Sequence[InputSpec]) -> list[tuple[InputSpec,
     if len(inputs) > 1 or not record.arrays:
         raise missing_inputs(record.where, missing, record.arrays)
     (spec,), arrays = inputs, record.arrays
+    fitting = _fitting(spec, arrays)
+    if len(fitting) == 1:
+        return [(spec, arrays[fitting[0]])]
+    present = ", ".join(f"'{key}' {a.dtype.name} {shape_name(a.shape)}" for key, a in arrays.items())
+    problem = "several arrays fit" if fitting else "no array fits"
+    raise UserError(
+        f"{record.where}: {problem} input '{spec.name}', which takes {spec}; there are {present}",
+        f"name the array '{spec.name}'" if fitting else _SHAPE_HINT,
+    )
+
+
+def _fitting(spec: InputSpec, arrays: Mapping[str, ArrayStream]) -> list[str]:
+    """The keys of the arrays that fit an input best."""
     fitting = list(arrays)
     if len(arrays) > 1:
         fitting = [key for key, stream in arrays.items() if _could_be(spec, stream)]
@@ -95,14 +115,7 @@ def choose(record: Record, inputs: Sequence[InputSpec]) -> list[tuple[InputSpec,
     for narrower in narrowers:
         if len(fitting) > 1:
             fitting = [key for key in fitting if narrower(key)] or fitting
-    if len(fitting) == 1:
-        return [(spec, arrays[fitting[0]])]
-    present = ", ".join(f"'{key}' {a.dtype.name} {shape_name(a.shape)}" for key, a in arrays.items())
-    problem = "several arrays fit" if fitting else "no array fits"
-    raise UserError(
-        f"{record.where}: {problem} input '{spec.name}', which takes {spec}; there are {present}",
-        f"name the array '{spec.name}'" if fitting else _SHAPE_HINT,
-    )
+    return fitting
 
 
 def missing_inputs(where: str, missing: Sequence[str], present: Iterable[str]) -> UserError:
@@ -122,13 +135,17 @@ def _batch_axis(inputs: Sequence[InputSpec]) -> tuple[int | None, frozenset[str]
     dynamic = [spec for spec in inputs if spec.shape is None or (spec.shape and not fixed(spec.shape[0]))]
     if dynamic:
         return None, frozenset(spec.name for spec in dynamic)
-    shapes = {spec.name: spec.shape for spec in inputs if spec.shape}
-    first = {name: shape[0] for name, shape in shapes.items() if fixed(shape[0]) and shape[0] > 0}
-    first = {name: size for name, size in first.items() if len(shapes[name]) > 1} or first
+    first = _first_sizes(inputs, least_rank=2) or _first_sizes(inputs, least_rank=1)
     if not first:
         return None, frozenset()
     size = 1 if 1 in first.values() else next(iter(first.values()))
     return size, frozenset(name for name, own in first.items() if own == size)
+
+
+def _first_sizes(inputs: Sequence[InputSpec], least_rank: int) -> dict[str, int]:
+    """The fixed first dimensions of inputs of at least this rank."""
+    shapes = {spec.name: spec.shape for spec in inputs if spec.shape and len(spec.shape) >= least_rank}
+    return {name: shape[0] for name, shape in shapes.items() if fixed(shape[0]) and shape[0] > 0}
 
 
 def _constant_shape(spec: InputSpec, stream: ArrayStream) -> tuple[int, ...] | None:

@@ -88,6 +88,17 @@ def _npy_groups(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]
     if len(inputs) == 1:
         owned.sort(key=lambda entry: (entry[0].parent, -1 if entry[2] is None else entry[2]))  # 9 before 10
         return [{inputs[0].name: path} for path in ([path for path, _, _ in owned] or files)]
+    groups = _by_number(folder, owned)
+    for group in groups:
+        missing = [spec.name for spec in inputs if spec.name not in group]
+        if missing:
+            company = f" (beside {next(iter(group.values())).name})" if group else ""
+            raise missing_inputs(f"the folder {folder}{company}", missing, (path.stem for path in files[:20]))
+    return groups
+
+
+def _by_number(folder: Path, owned: Sequence[tuple[Path, str, int | None]]) -> list[dict[str, Path]]:
+    """The files of each number in each folder, with those beside them that have none."""
     shared: dict[Path, dict[str, Path]] = {}
     records: dict[tuple[Path, int], dict[str, Path]] = {}
     for path, name, number in owned:
@@ -99,17 +110,11 @@ def _npy_groups(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]
                 "number them apart",
             )
         group[name] = path
-    groups = [
+    return [
         group
         for parent, beside in (shared or {folder: {}}).items()
         for group in [beside | records[key] for key in sorted(records) if key[0] == parent] or [beside]
     ]
-    for group in groups:
-        missing = [spec.name for spec in inputs if spec.name not in group]
-        if missing:
-            company = f" (beside {next(iter(group.values())).name})" if group else ""
-            raise missing_inputs(f"the folder {folder}{company}", missing, (path.stem for path in files[:20]))
-    return groups
 
 
 def _owner(path: Path, inputs: Sequence[InputSpec]) -> tuple[str, int | None] | None:

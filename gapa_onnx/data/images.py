@@ -55,6 +55,16 @@ def image_layout(inputs: Sequence[InputSpec], options: ImageOptions) -> ImageLay
             f"images do not fit input '{spec.name}', which takes {spec}: pixels are 0 … 255 or 0.0 … 1.0",
             "write a loader.py:function that prepares the images as the model takes them",
         )
+    mean, std = _normalisation(spec, options, channels)
+    return ImageLayout(
+        spec, channels, first, height if fixed(height) else None, width if fixed(width) else None, mean, std
+    )
+
+
+def _normalisation(
+    spec: InputSpec, options: ImageOptions, channels: int
+) -> tuple[Array | None, Array | None]:
+    """Mean and std of pixels between 0 and 1, one for each channel, where they are given."""
     mean, std = _per_channel(options.mean, "mean", channels), _per_channel(options.std, "std", channels)
     if kind(spec.dtype) == "int" and (mean is not None or std is not None):
         raise UserError(
@@ -67,9 +77,7 @@ def image_layout(inputs: Sequence[InputSpec], options: ImageOptions) -> ImageLay
             "image mean and std are for pixels between 0 and 1, so |mean| <= 1 and 0 < std <= 1",
             "divide values meant for pixels of 0 … 255 by 255",
         )
-    return ImageLayout(
-        spec, channels, first, height if fixed(height) else None, width if fixed(width) else None, mean, std
-    )
+    return mean, std
 
 
 def image_records(files: Sequence[Path], layout: ImageLayout) -> Iterator[Record]:

@@ -125,13 +125,17 @@ def _select(
         )
     if missing:
         raise missing_inputs(where, missing, names)
+    _require_single_values(where, inputs)
+    return [_Selection(spec, (names.index(spec.name),), True) for spec in inputs]
+
+
+def _require_single_values(where: str, inputs: Sequence[InputSpec]) -> None:
     for spec in inputs:
         if spec.shape is not None and _row_size(spec) not in (1, None):
             raise UserError(
                 f"{where} has one column for input '{spec.name}', which takes {spec}",
                 "several inputs of more than one value per row go into a .npz file",
             )
-    return [_Selection(spec, (names.index(spec.name),), True) for spec in inputs]
 
 
 def _side_by_side(
@@ -279,17 +283,24 @@ def _select_parquet(
             return named
     if len(inputs) > 1:
         raise missing_inputs(where, missing, names)
+    return [_select_for_one(where, names, scalars, lists, inputs[0])]
+
+
+def _select_for_one(
+    where: str, names: Sequence[str], scalars: Sequence[bool], lists: Sequence[int], spec: InputSpec
+) -> _Selection:
+    """The only list column, or scalar columns side by side, for an input that no column is named after."""
     vectors = tuple(column for column, depth in enumerate(lists) if depth)
-    if len(vectors) == 1 and not (any(scalars) and sum(scalars) == _row_size(inputs[0])):
-        return [_Selection(inputs[0], vectors, True)]
+    if len(vectors) == 1 and not (any(scalars) and sum(scalars) == _row_size(spec)):
+        return _Selection(spec, vectors, True)
     if len(vectors) > 1 and not any(scalars):
         raise UserError(
-            f"{where} has several list columns for input '{inputs[0].name}': "
+            f"{where} has several list columns for input '{spec.name}': "
             f"{', '.join(repr(names[column]) for column in vectors)}",
-            f"name one of them '{inputs[0].name}'",
+            f"name one of them '{spec.name}'",
         )
     titles = ["" if name.startswith("__index_level_") else name for name in names]  # pandas' unnamed index
-    return [_Selection(inputs[0], _side_by_side(where, titles, scalars, inputs[0]), False)]
+    return _Selection(spec, _side_by_side(where, titles, scalars, spec), False)
 
 
 def _column(column: Any, where: str) -> Array:

@@ -6,12 +6,13 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
 import onnxruntime as ort
 
+from gapa_onnx import __path__ as PACKAGE_FOLDERS
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.protos import is_large, save_with_external_data
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
@@ -32,9 +33,7 @@ def library_path() -> Path | None:
     if named is not None:
         return Path(named) if named and Path(named).is_file() else None
     suffix = {"win32": "gapa_onnx.dll", "darwin": "libgapa_onnx.dylib"}.get(sys.platform, "libgapa_onnx.so")
-    import gapa_onnx
-
-    places = [Path(place) / suffix for place in gapa_onnx.__path__]  # an editable install has two
+    places = [Path(place) / suffix for place in PACKAGE_FOLDERS]  # an editable install has two
     return next((place for place in places if place.is_file()), None)
 
 
@@ -94,14 +93,8 @@ def session(
 
 def lower_neighbours(model: onnx.ModelProto, k: int) -> None:
     """Lower the number of neighbours of all operators of a converted file to k, where it is larger."""
-    operators = {schema.name: schema for schema in SCHEMAS.values()}
     graphs = list(_graphs(model.graph))
-    wanted = {
-        node.input[[port.name for port in operators[node.op_type].inputs].index("k")]
-        for graph in graphs
-        for node in graph.node
-        if node.domain == DOMAIN and node.op_type in operators
-    }
+    wanted = _inputs_that_hold_k(graphs)
     counts = [tensor for graph in graphs for tensor in graph.initializer if tensor.name in wanted]
     for tensor in counts:
         held = onnx.numpy_helper.to_array(tensor)
@@ -112,6 +105,13 @@ def lower_neighbours(model: onnx.ModelProto, k: int) -> None:
             "the number of neighbours is fixed inside this file's portable functions",
             "use the native library, or convert with a smaller --k",
         )
+
+
+def _inputs_that_hold_k(graphs: Iterable[onnx.GraphProto]) -> set[str]:
+    """The names of the tensors that tell our operators how many neighbours they use."""
+    place = {schema.name: [port.name for port in schema.inputs].index("k") for schema in SCHEMAS.values()}
+    nodes = [node for graph in graphs for node in graph.node if node.domain == DOMAIN]
+    return {node.input[place[node.op_type]] for node in nodes if node.op_type in place}
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

@@ -103,8 +103,8 @@ int64_t most_neighbours(const ort::Api* api, const ort::SessionOptions* options)
 }
 
 /// Sessions refer to the domain and its operators for as long as they live, so these are never
-/// released. A process may hold several copies of onnxruntime, and sessions that differ in their most
-/// neighbours: one domain for each.
+/// released. A process may hold several copies of onnxruntime, and sessions that differ in their
+/// most neighbours: one domain for each.
 ort::CustomOpDomain* domain_for(const ort::Api* api, int64_t most_neighbours) {
   struct Registration {
     ort::CustomOpDomain* domain = nullptr;
@@ -152,7 +152,7 @@ extern "C" __attribute__((visibility("default"))) gapa::ort::Status* RegisterCus
     if (!why.empty()) throw ModelError(why);
     const ort::Api* api = base->GetApi(ort::kOldestVersion);
     if (api == nullptr) throw ModelError("gapa-onnx: onnxruntime does not offer its C API 17.");
-    check(api, ort::AddCustomOpDomain(api, options,
-                                      domain_for(api, most_neighbours(api, options))));
+    check(api,
+          ort::AddCustomOpDomain(api, options, domain_for(api, most_neighbours(api, options))));
   });
 }

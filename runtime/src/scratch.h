@@ -63,8 +63,7 @@ class ScratchBlocks {
 template <typename T>
 class Scratch {
  public:
-  explicit Scratch(int64_t size)
-      : block_(ScratchBlocks::of_this_thread().take(size * sizeof(T))) {}
+  explicit Scratch(int64_t size) : block_(ScratchBlocks::of_this_thread().take(size * sizeof(T))) {}
   ~Scratch() { ScratchBlocks::of_this_thread().give(block_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

@@ -148,7 +148,8 @@ void ActivationKernel::answer_locally(const Batch& batch, const std::vector<Rows
       nearest[i] = candidates[i][0];  // the search was sure
     } else if (candidates[i].size() > 1) {
       ranked.clear();
-      for (const int64_t row : candidates[i]) ranked.push_back({0, row, index_->point(row, nullptr)});
+      for (const int64_t row : candidates[i])
+        ranked.push_back({0, row, index_->point(row, nullptr)});
       const std::vector<double> query(batch.queries[i], batch.queries[i] + dim_);
       keep_nearest(query.data(), dim_, 1, &ranked);
       nearest[i] = ranked[0].row;

@@ -48,9 +48,9 @@ class ActivationKernel : public Kernel {
   std::unique_ptr<const LocalFactors> local_;  ///< nullptr for the other kinds
 };
 
-/// For points that the graph itself computes, from a smaller format in which the file stores them. Where
-/// onnxruntime folds constants there are none; where that is switched off the points come with every run,
-/// and what is made of them lasts for that run.
+/// For points that the graph itself computes, from a smaller format in which the file stores them.
+/// Where onnxruntime folds constants there are none; where that is switched off the points come
+/// with every run, and what is made of them lasts for that run.
 class UnfoldedKernel : public Kernel {
  public:
   UnfoldedKernel(const ort::Api* api, const OpSchema& schema, IndexKind kind)

@@ -54,9 +54,8 @@ double LocalFactors::unexplained(const float* query, int64_t j, Workspace* works
   if (j < kept_) {
     workspace->room.resize(dim_ + k_ + kernels.lanes);
     const double scale = 0.5 / (length_scale_ * length_scale_);
-    const double explained =
-        kernels.explained(points_, neighbours(j), k_, query, dim_, scale, known(j, workspace),
-                          workspace->room.data());
+    const double explained = kernels.explained(points_, neighbours(j), k_, query, dim_, scale,
+                                               known(j, workspace), workspace->room.data());
     return std::clamp(1 - explained, 0.0, 1.0);
   }
   const std::vector<double> wide(query, query + dim_);

@@ -18,9 +18,9 @@ namespace gapa {
 /// Factors of the neighbourhoods, each computed when it is first needed and then kept.
 ///
 /// With G_j + jitter·I = L Lᵀ for the neighbourhood of point j, s = 1 − ‖L⁻¹k‖²; L⁻¹ does not
-/// depend on the query. L⁻¹k is exact to some 1e-12 (rounding times √cond), and so is s. Which points
-/// have their factor kept is fixed: the first ones, as many as there is memory for; for the others
-/// it is a solve per query. So a query has one answer, whatever came before it.
+/// depend on the query. L⁻¹k is exact to some 1e-12 (rounding times √cond), and so is s. Which
+/// points have their factor kept is fixed: the first ones, as many as there is memory for; for the
+/// others it is a solve per query. So a query has one answer, whatever came before it.
 class LocalFactors {
  public:
   LocalFactors(const Parameters& parameters, const LocalParts& parts);
@@ -48,11 +48,11 @@ class LocalFactors {
 
   int64_t dim_, k_;
   double length_scale_, jitter_;
-  const float* points_;            ///< (M, d)
-  const int32_t* neighbourhoods_;  ///< (M, N)
-  int64_t width_;                  ///< N
-  int64_t size_;                   ///< numbers that are kept of one neighbourhood
-  int64_t kept_;                   ///< points for which they are
+  const float* points_;                 ///< (M, d)
+  const int32_t* neighbourhoods_;       ///< (M, N)
+  int64_t width_;                       ///< N
+  int64_t size_;                        ///< numbers that are kept of one neighbourhood
+  int64_t kept_;                        ///< points for which they are
   mutable AlignedArray<double> known_;  ///< (kept, size), see simd::Kernels::explained
   std::unique_ptr<std::atomic<bool>[]> ready_;
   mutable std::array<std::mutex, kMutexes> mutexes_;

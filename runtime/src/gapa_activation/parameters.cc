@@ -222,8 +222,7 @@ Parameters read_parameters(const ConstantReader& constants, IndexKind kind) {
       break;
     }
   }
-  parameters.k = std::min(reader.integer(kK, 1, most_neighbours),
-                          reader.schema().most_neighbours);
+  parameters.k = std::min(reader.integer(kK, 1, most_neighbours), reader.schema().most_neighbours);
   parameters.length_scale = reader.positive(kLengthScale);
   parameters.jitter = reader.positive(kJitter);
   return parameters;

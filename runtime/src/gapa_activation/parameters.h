@@ -50,8 +50,8 @@ struct HnswParts {
 };
 
 struct LocalParts {
-  Tensor<float> points;             ///< (M, d)
-  Tensor<int32_t> neighbourhoods;   ///< (M, N)
+  Tensor<float> points;            ///< (M, d)
+  Tensor<int32_t> neighbourhoods;  ///< (M, N)
   Lists lists;
 };
 

@@ -65,8 +65,7 @@ ReducedPoints::ReducedPoints(const float* points, int64_t count, int64_t dim)
   for (int64_t axis = 0; axis < dim; ++axis) centre_[axis] = static_cast<float>(sums[axis] / count);
   const std::vector<double> centre(centre_.begin(), centre_.end());
   for (int64_t row = 0; row < count; ++row) {
-    const double squared =
-        simd::kernels().squared_distance(points + row * dim, centre.data(), dim);
+    const double squared = simd::kernels().squared_distance(points + row * dim, centre.data(), dim);
     largest_norm_ = squared <= largest_norm_ * largest_norm_ ? largest_norm_ : std::sqrt(squared);
   }
 }
@@ -89,8 +88,8 @@ void ReducedPoints::find_directions(int64_t most) {
   }
   for (int step = 0; step < kIterations; ++step) {
     const Matrix spread = rows.transpose() * (rows * basis);
-    basis = Eigen::HouseholderQR<Matrix>(spread).householderQ() *
-            Matrix::Identity(dim_, directions);
+    basis =
+        Eigen::HouseholderQR<Matrix>(spread).householderQ() * Matrix::Identity(dim_, directions);
   }
   basis_.resize(directions * dim_);
   Eigen::Map<Matrix>(basis_.data(), directions, dim_) = basis.transpose();
@@ -135,7 +134,8 @@ int64_t ReducedPoints::best_width(int64_t k) const {
       double limit = 0;
       for (int64_t i = 0; i < near; ++i) limit = std::max(limit, exact[bounds[i].second]);
       candidates[option] +=
-          std::count_if(bounds.begin(), end, [&](const auto& b) { return b.first <= limit; }) - near;
+          std::count_if(bounds.begin(), end, [&](const auto& b) { return b.first <= limit; }) -
+          near;
     }
   }
   int64_t best = 0;
@@ -143,8 +143,8 @@ int64_t ReducedPoints::best_width(int64_t k) const {
   for (int64_t option = 0; option < kOptions && kWidths[option] <= directions + 1; ++option) {
     // The k that look nearest are compared exactly to know the limit, and again to be ranked.
     const double each = candidates[option] / queries / share + (k > 1 ? 2 * k : 1);
-    const double cost = static_cast<double>(kWidths[option]) * (count_ + dim_) +
-                        kCostOfCandidate * dim_ * each;
+    const double cost =
+        static_cast<double>(kWidths[option]) * (count_ + dim_) + kCostOfCandidate * dim_ * each;
     if (cost < least) {
       least = cost;
       best = kWidths[option];
@@ -197,15 +197,14 @@ class ReducedPoints::Search {
     for (size_t i = 0; i < queries.size(); ++i) {
       Seen& query = seen_[i];
       query.row = queries[i];
-      query.squared = simd::kernels().projected(query.row, points.centre_.data(),
-                                                points.basis_.data(), directions, dim,
-                                                wide_.data(), along.data());
+      query.squared =
+          simd::kernels().projected(query.row, points.centre_.data(), points.basis_.data(),
+                                    directions, dim, wide_.data(), along.data());
       query.settled = query.squared < kLargestNorm * kLargestNorm;
       query.slack = slack(std::sqrt(query.squared));
       float* const to = projected_.data() + i * points.width_;
       for (int64_t r = 0; r < directions; ++r) to[r] = static_cast<float>(along[r]);
-      to[directions] =
-          static_cast<float>(norm_of_rest(query.squared, along.data(), directions));
+      to[directions] = static_cast<float>(norm_of_rest(query.squared, along.data(), directions));
       if (!query.settled) std::fill_n(to, points.width_, 0.0f);
       rows_[i] = to;
       lists_[i] = {scores_.data() + i * room_, numbers_.data() + i * room_, 0,
@@ -247,8 +246,8 @@ class ReducedPoints::Search {
     bool settled;    ///< false: too many candidates
   };
 
-  /// The first points, of which all are candidates until k are known exactly. A tile of queries at a
-  /// time, so that this much room is needed once.
+  /// The first points, of which all are candidates until k are known exactly. A tile of queries at
+  /// a time, so that this much room is needed once.
   void first_limits(int64_t begin, int64_t end, int64_t last) {
     const int64_t room = end - begin + 2 * tile_points_, together = simd::kernels().queries;
     Scratch<float> scores(together * room);
@@ -275,8 +274,8 @@ class ReducedPoints::Search {
     }
   }
 
-  /// Lets go of the candidates that are beyond the exact distances of the k that look nearest; gives
-  /// up on the query if more than `most` remain.
+  /// Lets go of the candidates that are beyond the exact distances of the k that look nearest;
+  /// gives up on the query if more than `most` remain.
   void tighten(int64_t i, int64_t most) {
     simd::Shortlist& list = lists_[i];
     Seen& query = seen_[i];
@@ -285,13 +284,13 @@ class ReducedPoints::Search {
       const float* const points = points_.points_;
       std::copy_n(query.row, points_.dim_, wide_.begin());
       positions_.resize(list.count);
-      const int64_t near = simd::kernels().positions_up_to(list.scores, list.count, looks_near,
-                                                           positions_.data());
+      const int64_t near =
+          simd::kernels().positions_up_to(list.scores, list.count, looks_near, positions_.data());
       exact_.clear();
       for (int64_t c = 0; c < near; ++c) {
         const int64_t row = list.rows[positions_[c]];
-        exact_.push_back(simd::kernels().squared_distance(points + row * points_.dim_,
-                                                          wide_.data(), points_.dim_));
+        exact_.push_back(simd::kernels().squared_distance(points + row * points_.dim_, wide_.data(),
+                                                          points_.dim_));
       }
       std::nth_element(exact_.begin(), exact_.begin() + k_ - 1, exact_.end());
       const double score = 0.5 * (exact_[k_ - 1] - query.squared);
@@ -359,13 +358,13 @@ class ReducedPoints::Search {
 
   const ReducedPoints& points_;
   int64_t k_, tile_points_, room_;
-  std::vector<Seen> seen_;                 ///< (n)
-  std::vector<const float*> rows_;         ///< (n) of width numbers
-  std::vector<simd::Shortlist> lists_;     ///< (n)
+  std::vector<Seen> seen_;              ///< (n)
+  std::vector<const float*> rows_;      ///< (n) of width numbers
+  std::vector<simd::Shortlist> lists_;  ///< (n)
   std::vector<simd::Shortlist*> pointers_;
-  Scratch<float> projected_;   ///< (n, width)
-  Scratch<float> scores_;      ///< (n, room)
-  Scratch<int32_t> numbers_;   ///< (n, room)
+  Scratch<float> projected_;          ///< (n, width)
+  Scratch<float> scores_;             ///< (n, room)
+  Scratch<int32_t> numbers_;          ///< (n, room)
   std::vector<double> wide_, exact_;  ///< workspace
   std::vector<float> zeros_;
   std::vector<int32_t> positions_;

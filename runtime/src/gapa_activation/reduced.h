@@ -47,10 +47,10 @@ class ReducedPoints {
 
   const float* points_;  ///< (M, d)
   int64_t count_, dim_;
-  int64_t width_ = 0;           ///< directions + 1
-  std::vector<float> centre_;   ///< (d)
-  std::vector<double> basis_;   ///< (directions, d), orthonormal
-  double largest_norm_ = 0;     ///< of a centred point
+  int64_t width_ = 0;                   ///< directions + 1
+  std::vector<float> centre_;           ///< (d)
+  std::vector<double> basis_;           ///< (directions, d), orthonormal
+  double largest_norm_ = 0;             ///< of a centred point
   AlignedArray<float> coordinates_{0};  ///< (panels, width, lanes): p₁, then ‖p₂‖
   AlignedArray<float> half_norms_{0};   ///< (panels, lanes): ½‖p‖², +∞ where there is no point
 };

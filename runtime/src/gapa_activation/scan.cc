@@ -173,9 +173,8 @@ void Scan::prune(int64_t query, bool exactly) {
     const simd::Kernels& kernels = simd::kernels();
     slacks_.resize(list.count);
     uppers_.resize(list.count);
-    const simd::Range range = kernels.worst_scores(list, points_.largest_norms_.data(),
-                                                   error_bound(query), slacks_.data(),
-                                                   uppers_.data());
+    const simd::Range range = kernels.worst_scores(
+        list, points_.largest_norms_.data(), error_bound(query), slacks_.data(), uppers_.data());
     float low = range.least, high = range.largest;
     if (k_ == 1) high = low;
     // Bisection for a number that k of them do not exceed: no branch depends on the order of the

@@ -71,16 +71,16 @@ class Scan {
 
   const PackedPoints& points_;
   int64_t k_, tile_points_;
-  int64_t first_room_;  ///< candidates that a query has room for at first
-  std::vector<int32_t> all_;            ///< (n): 0, 1, …
-  Scratch<float> centred_;         ///< (n, d)
-  Scratch<float> scores_;          ///< (n, first room)
-  Scratch<int32_t> rows_;          ///< (n, first room)
-  std::vector<float> query_norms_;      ///< (n)
-  std::vector<Candidates> candidates_;  ///< (n)
-  std::vector<simd::Shortlist> lists_;  ///< (n): the candidates as the kernels see them
-  std::vector<float> slacks_, uppers_;  ///< workspace of prune()
-  std::vector<const float*> tile_rows_;        ///< workspace of over()
+  int64_t first_room_;                   ///< candidates that a query has room for at first
+  std::vector<int32_t> all_;             ///< (n): 0, 1, …
+  Scratch<float> centred_;               ///< (n, d)
+  Scratch<float> scores_;                ///< (n, first room)
+  Scratch<int32_t> rows_;                ///< (n, first room)
+  std::vector<float> query_norms_;       ///< (n)
+  std::vector<Candidates> candidates_;   ///< (n)
+  std::vector<simd::Shortlist> lists_;   ///< (n): the candidates as the kernels see them
+  std::vector<float> slacks_, uppers_;   ///< workspace of prune()
+  std::vector<const float*> tile_rows_;  ///< workspace of over()
   std::vector<simd::Shortlist*> tile_lists_;
 };
 

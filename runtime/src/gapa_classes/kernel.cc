@@ -93,8 +93,8 @@ void ClassesKernel::compute(ort::KernelContext* context) const {
     for (int64_t row = begin, count; row < end; row += count) {
       count = inner == 1 ? end - row : std::min(end - row, inner - row % inner);
       const int64_t at = row / inner * classes * inner + row % inner;
-      const simd::Logits logits = {mean.data + at, var + at, predicted + at, classes,
-                                   inner,          inner == 1 ? classes : 1};
+      const simd::Logits logits = {mean.data + at, var + at, predicted + at,
+                                   classes,        inner,    inner == 1 ? classes : 1};
       kernels.classes(noise, logits, count, room.data(),
                       {moved(outputs[kProbs], at), moved(outputs[kEntropy], row),
                        moved(outputs[kAleatoric], row), moved(outputs[kEpistemic], row),

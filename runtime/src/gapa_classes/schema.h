@@ -1,4 +1,4 @@
-// The operator for heads: probabilities of uncertain logits, and where their uncertainty comes from.
+// The operator for heads: probabilities of uncertain logits, and where uncertainty comes from.
 #pragma once
 
 #include "operator.h"

@@ -1,5 +1,6 @@
-#include "simd/levels.h"
 #include <immintrin.h>
+
+#include "simd/levels.h"
 
 namespace gapa::simd {
 namespace {

@@ -86,8 +86,9 @@ struct Kernels {
   double (*projected)(const float* x, const float* centre, const double* basis, int64_t rows,
                       int64_t dim, double* u, double* to);
 
-  /// How far the score of each candidate may be off, and the score plus that: error(n) = a n (n/2 + q)
-  /// + b (1 + n + q) with n = norms[row >> lane bits]. Returns the least and the largest of the sums.
+  /// How far the score of each candidate may be off, and the score plus that:
+  ///     error(n) = a n (n/2 + q) + b (1 + n + q) with n = norms[row >> lane bits].
+  /// Returns the least and the largest of the sums.
   Range (*worst_scores)(const Shortlist& list, const float* norms, const ErrorBound& error,
                         float* errors, float* sums);
 
@@ -127,8 +128,8 @@ struct Kernels {
   ///
   /// With u = query − p_0, ‖p_i − query‖² = ‖u‖² + ‖p_i − p_0‖² − 2 (u·p_i − u·p_0), in double.
   /// `known` holds what does not depend on the query, in vectors of w = lanes / 2 numbers: the
-  /// ‖p_i − p_0‖², then L⁻¹ in blocks of w rows, of which block b has its columns 0 … (b+1)w - 1 one
-  /// after the other, then the rows that make no block, one after the other; filled up with 0.
+  /// ‖p_i − p_0‖², then L⁻¹ in blocks of w rows, of which block b has its columns 0 … (b+1)w - 1
+  /// one after the other, then the rows that make no block, one after the other; filled up with 0.
   /// `room` is for dim + count + lanes numbers.
   double (*explained)(const float* points, const int32_t* rows, int64_t count, const float* query,
                       int64_t dim, double scale, const double* known, double* room);
@@ -136,11 +137,11 @@ struct Kernels {
   /// Numbers that classes() needs to work with.
   int64_t (*classes_room)(int64_t classes);
 
-  /// Probabilities softmax(mean / √(1 + π/8 · mean of var)), where the kept class has the largest and
-  /// no other the same; the entropies of softmax(mean + √var · noise), where the class of rank r takes
-  /// column r mod `columns`; the mean of var. NaN for a row with a NaN or a mean of +∞, and for the
-  /// entropies of one with a variance that is negative or infinite. A row's answers depend on that row
-  /// alone, bit for bit.
+  /// Probabilities softmax(mean / √(1 + π/8 · mean of var)), where the kept class has the largest
+  /// and no other the same; the entropies of softmax(mean + √var · noise), where the class of rank
+  /// r takes column r mod `columns`; the mean of var. NaN for a row with a NaN or a mean of +∞, and
+  /// for the entropies of one with a variance that is negative or infinite. A row's answers depend
+  /// on that row alone, bit for bit.
   void (*classes)(const Noise& noise, const Logits& logits, int64_t rows, double* room,
                   const ClassesAnswers& answers);
 };
