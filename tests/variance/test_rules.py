@@ -15,6 +15,15 @@ every_case = pytest.mark.parametrize("case", CASES, ids=[case.id for case in CAS
 exact_cases = [case for case in CASES if rule_checks.is_exact(case)]
 
 
+def first_by_day(cases: list[Case]) -> pytest.MarkDecorator:
+    """The first case of each operator by day, the others at night: draws are slow, and the Jacobian sees them all."""
+    first = {case.key: case for case in reversed(cases)}.values()
+    marks = {id(case): () for case in first}
+    return pytest.mark.parametrize(
+        "case", [pytest.param(c, id=c.id, marks=marks.get(id(c), pytest.mark.nightly)) for c in cases]
+    )
+
+
 def single(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
@@ -45,12 +54,12 @@ def test_jacobian(case: Case) -> None:
     rule_checks.check_jacobian(case)
 
 
-@every_case
+@first_by_day(CASES)
 def test_sampling_with_small_variances(case: Case) -> None:
     rule_checks.check_monte_carlo(case, rule_checks.SMALL_STD, samples=1000)
 
 
-@pytest.mark.parametrize("case", exact_cases, ids=[case.id for case in exact_cases])
+@first_by_day(exact_cases)
 def test_sampling_with_large_variances_where_a_rule_is_exact(case: Case) -> None:
     rule_checks.check_monte_carlo(case, std=1.0, samples=2000)
 
