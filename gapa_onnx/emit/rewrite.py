@@ -121,7 +121,7 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> Value:
         ]
         # A call of a function lists all its outputs, also the one that nobody reads.
         names = (f"{prefix}/share", f"{prefix}/neighbours")
-        share, _ = graph.emit(schema.name, query, *constants, domain=DOMAIN, names=names)
+        share, _ = graph.emit(schema.name, query, *constants, outputs=2, domain=DOMAIN, names=names)
         amplitude = fit.scale
         if fit.damping > 0:  # τ s / (1 + b s) = τ/b · s / (s + 1/b)
             amplitude = fit.scale / fit.damping
