@@ -128,8 +128,7 @@ class GraphBuilder:
     def _set_name(self, old: str, name: str) -> str:
         """Rename a tensor; its values read their name from it."""
         tensor = self._tensors.pop(old)
-        new = self.unique(name)
-        tensor.name = new
+        tensor.name = new = self.unique(name)
         producer = tensor.inputs[0]
         if producer.outputs[0] is tensor:
             producer.name = new
@@ -190,10 +189,7 @@ class GraphBuilder:
             if dtypes is None:
                 one = dtype if dtype is not None else next(i for i in inputs if i is not None).dtype
                 dtypes = [one] * count
-            if names is None:
-                made = [self._next_name(op_type) for _ in range(count)]
-            else:
-                made = [self.unique(name) for name in names]
+            made = [self.unique(n) for n in names or ()] or [self._next_name(op_type) for _ in range(count)]
             variables = [gs.Variable(name) for name in made]
             self._tensors.update(zip(made, variables))
             tensors = [self._tensors[name] if name else gs.Variable.empty() for name in read]
@@ -205,8 +201,7 @@ class GraphBuilder:
             )
         elif is_mask and not self._known[key][0].is_mask:
             self._known[key] = tuple(value.as_mask() for value in self._known[key])
-        values = self._known[key]
-        return values[0] if outputs is None else values
+        return self._known[key][0] if outputs is None else self._known[key]
 
     # ---------------------------------- what differs between versions of ONNX
 
@@ -370,6 +365,11 @@ class GraphBuilder:
         value.graph._final.add(value.name)
         value.graph._fixed.add(value.name)  # a body reads it by its name
         return self.tensor(value.name, value.dtype)
+
+    def declare(self, variable: gs.Variable) -> Value:
+        """An input of a body, whose type the file says."""
+        self._tensors[variable.name] = variable
+        return Value(self, variable, variable.dtype)
 
     def to_body(
         self, inputs: Sequence[gs.Variable], outputs: Sequence[Value], ranks: Sequence[int] | None = None

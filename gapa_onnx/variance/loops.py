@@ -42,14 +42,17 @@ def loop(
     inner = graph.child()
     step, running = inner.unique(f"{name}/step"), inner.unique(f"{name}/running")
     carried = [inner.unique(f"{name}/state/{position}") for position in range(len(states))]
-    inputs = [gs.Variable(step, np.dtype(np.int64), ()), gs.Variable(running, np.dtype(np.bool_), ())]
     shapes = [None] * len(states) if ranks is None else [[None] * rank for rank in ranks]
-    inputs += [gs.Variable(state, value.dtype, shape) for state, value, shape in zip(carried, states, shapes)]
+    inputs = [
+        gs.Variable(step, np.dtype(np.int64), ()),
+        gs.Variable(running, np.dtype(np.bool_), ()),
+        *(gs.Variable(state, value.dtype, shape) for state, value, shape in zip(carried, states, shapes)),
+    ]
     with inner.scope(name):
-        given = [inner.tensor(state, value.dtype) for state, value in zip(carried, states)]
-        following, stacked = body(inner, inner.tensor(step, np.int64), given)
+        number, go_on, *given = map(inner.declare, inputs)
+        following, stacked = body(inner, number, given)
         # A body may return a tensor twice, or one that it was given: each result is a tensor of its own.
-        results = [inner.tensor(running, np.bool_), *following, *stacked]
+        results = [go_on, *following, *stacked]
         names = ["running/next", *(f"next/{p}" for p in range(len(following)))]
         names += [f"each/{p}" for p in range(len(stacked))]
         results = [inner.emit("Identity", r, names=(f"{name}/{n}",)) for r, n in zip(results, names)]
