@@ -41,10 +41,15 @@ def constant_names(graph: gs.Graph, known: AbstractSet[str] = frozenset()) -> se
     """Names of the constants of a graph and of all that is computed from them alone."""
     names = {tensor.name for tensor in graph.tensors().values() if isinstance(tensor, gs.Constant)} | known
     for node in graph.nodes:
-        if node.op not in RANDOM and not has_subgraph(node):
-            if all(tensor.name in names or not tensor.name for tensor in node.inputs):
-                names.update(tensor.name for tensor in node.outputs)
+        if can_be_repeated(node) and all(tensor.name in names or not tensor.name for tensor in node.inputs):
+            names.update(tensor.name for tensor in node.outputs)
     return names
+
+
+def can_be_repeated(node: gs.Node) -> bool:
+    """Whether the same inputs give the same outputs: not of what draws at random, nor of what has a body, which
+    reads more than its inputs and whose tensors have names of their own."""
+    return node.op not in RANDOM and not has_subgraph(node)
 
 
 def has_subgraph(node: gs.Node) -> bool:

@@ -15,13 +15,15 @@ at run time, so that one body serves every node of a model. Its float64 referenc
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
-from gapa_onnx.op.contract import CLASSES, DOMAIN
-from gapa_onnx.op.emitter import Emitter, Size, Slot
+from gapa_onnx.op.body import FunctionBody
+from gapa_onnx.op.contract import CLASSES
+from gapa_onnx.variance.loops import loop
+from gapa_onnx.variance.values import Value
 
 OLDEST_OPSET = 11  #: the first with GatherElements
 
@@ -30,7 +32,6 @@ BLOCK = 1 << 16  #: logits of one step, at all points
 RULED_OUT = -1e30
 """What a mean is at least. For a logit of -inf, a class that is ruled out, 0 · log 0 must come out as 0."""
 
-_END = np.iinfo(np.int64).max
 _SPLIT = ("entropy", "aleatoric", "epistemic")
 _DOC = (
     "Probabilities of a softmax whose logits have means and variances, and a split of its entropy. probs is "
@@ -46,165 +47,171 @@ def classes_body(opset: int) -> onnx.FunctionProto:
     """The function for an opset."""
     if opset < OLDEST_OPSET:
         raise ValueError(f"there is no GapaClasses for opset {opset}, only from {OLDEST_OPSET} on")
-    e = Emitter(opset)
-    _sizes(e)
+    e = FunctionBody(opset, CLASSES)
+    sizes = _sizes(e)
     # Before anything is reshaped: onnxruntime 1.31 moves a DequantizeLinear in front past a Reshape and on to
     # the reader, and aborts where that is the body of a Loop. Where leaves a NaN as it is.
-    lowest = e.constant("ruled_out", np.float32(RULED_OUT))
-    e("Where", e("Less", "mean", lowest), lowest, "mean", to="possible_mean")
-    mean = _as_rows(e, "possible_mean", to="mean_rows")
-    var = _as_rows(e, "var", to="var_rows")
-    _bridge(e, mean, var)
-    _split(e, mean, var)
-    return helper.make_function(
-        DOMAIN,
-        CLASSES.name,
-        [port.name for port in CLASSES.inputs],
-        [port.name for port in CLASSES.outputs],
-        e.nodes,
-        [helper.make_opsetid("", opset)],
-        doc_string=_DOC,
-    )
+    mean, lowest = e.inputs["mean"], e.constant(np.float32(RULED_OUT), "ruled_out")
+    possible = e.rename(e.where(e.compare("Less", mean, lowest), lowest, mean), "possible_mean")
+    means = e.rename(_as_rows(e, possible, sizes), "mean_rows")
+    variances = e.rename(_as_rows(e, e.inputs["var"], sizes), "var_rows")
+    _bridge(e, means, variances, sizes)
+    _split(e, means, variances, sizes)
+    return e.to_function(_DOC)
 
 
 # ------------------------------------------------------------------------------ shapes
 
 
-def _sizes(e: Emitter) -> None:
+@dataclass(frozen=True)
+class _Sizes:
     """The logits are (outer, C, inner): the sizes, as numbers and as shapes to go there and back."""
-    shape = e("Shape", "mean", to="shape")
-    one, zero, end = e.constant("one", [1]), e.constant("zero", [0]), e.constant("end", [_END])
-    after = e("Add", "axis", one, to="axis_after")
-    e("Slice", shape, "axis", after, to="class_count")  # (1,)
-    _size(e, "class_count", 0, to="class_number")
-    before, behind = e("Slice", shape, zero, "axis"), e("Slice", shape, after, end)
-    e("Concat", before, behind, axis=0, to="leading_shape")
+
+    shape: Value
+    leading: Value  #: the shape without the classes
+    classes: Value  #: C, (1,)
+    class_number: Value  #: C, a scalar
+    class_numbers: Value  #: 0 … C - 1
+    apart: Value  #: (-1, C, inner)
+    together: Value  #: (-1, inner, C)
+    rows: Value  #: (-1, C)
+
+
+def _sizes(e: FunctionBody) -> _Sizes:
+    shape, axis, one, any_size = e.shape(e.inputs["mean"]), e.inputs["axis"], e.ints(1), e.ints(-1)
+    after = e.rename(axis + 1, "axis_after")
+    classes = e.rename(e.slice(shape, 0, axis, after), "class_count")
+    number = e.rename(_size(e, classes, 0), "class_number")
+    before, behind = e.slice(shape, 0, 0, axis), e.slice(shape, 0, after, None)
+    inner = e.emit("ReduceProd", _joined(e, one, behind), keepdims=1)
     # No rows may be because of an empty axis behind the classes: a 0 would be taken for "as it is".
-    inner = e("ReduceProd", e("Concat", one, behind, axis=0), keepdims=1)
-    inner = e("Where", e("Equal", inner, zero), one, inner)
-    any_size = e.constant("any", [-1])
-    e("Concat", any_size, "class_count", inner, axis=0, to="apart_shape")
-    e("Concat", any_size, inner, "class_count", axis=0, to="together_shape")
-    e("Concat", any_size, "class_count", axis=0, to="rows_shape")
+    inner = e.where(e.compare("Equal", inner, 0), one, inner)
+    numbers = e.emit("Range", e.constant(np.int64(0)), number, e.constant(np.int64(1)))
+    return _Sizes(
+        shape,
+        e.rename(_joined(e, before, behind), "leading_shape"),
+        classes,
+        number,
+        e.rename(numbers, "class_numbers"),
+        e.rename(_joined(e, any_size, classes, inner), "apart_shape"),
+        e.rename(_joined(e, any_size, inner, classes), "together_shape"),
+        e.rename(_joined(e, any_size, classes), "rows_shape"),
+    )
 
 
-def _as_rows(e: Emitter, x: str, to: str) -> str:
+def _joined(e: FunctionBody, *shapes: Value) -> Value:
+    return e.emit("Concat", *shapes, axis=0)
+
+
+def _as_rows(e: FunctionBody, x: Value, sizes: _Sizes) -> Value:
     """(n, C), the classes of a row one after the other."""
-    apart = e("Reshape", x, "apart_shape")
-    return e("Reshape", e("Transpose", apart, perm=[0, 2, 1]), "rows_shape", to=to)
+    apart = e.emit("Reshape", x, sizes.apart)
+    return e.emit("Reshape", e.emit("Transpose", apart, perm=[0, 2, 1]), sizes.rows)
 
 
-def _size(e: Emitter, shape: str, axis: int, to: str = "") -> str:
+def _size(e: FunctionBody, shape: Value, axis: int) -> Value:
     """One number of a shape, a scalar."""
-    return e("Gather", shape, e.constant(f"number_{axis}", np.int64(axis)), to=to)
-
-
-def _restore(e: Emitter, x: str, shape: str, to: str) -> None:
-    """Reshape to a shape that may have a dimension of 0."""
-    if e.opset >= 14:
-        e("Reshape", x, shape, allowzero=1, to=to)
-        return
-    # There a 0 means "copy the input's": ask for the dimension to be inferred instead, which is 0.
-    empty = e("Cast", e("Equal", shape, "zero"), to_type=TensorProto.INT64)
-    e("Reshape", x, e("Sub", shape, empty), to=to)
+    return e.emit("Gather", shape, e.constant(np.int64(axis)))
 
 
 # ----------------------------------------------------------------------- probabilities
 
 
-def _bridge(e: Emitter, mean: str, var: str) -> None:
+def _bridge(e: FunctionBody, mean: Value, var: Value, sizes: _Sizes) -> None:
     """`probs` and `score`. Not by Softmax, where no exponential of onnxruntime's falls to 0."""
-    numbers = e("Range", "number_0", "class_number", e.constant("number_1", np.int64(1)), to="class_numbers")
-    count = e("Cast", "class_count", to_type=TensorProto.FLOAT)
-    spread = e("Div", e.reduce_sum(var, axis=1), count, to="spread")  # (n, 1)
-    _restore(e, spread, "leading_shape", to="score")
-    whole = e.constant("whole", np.float32(1))
-    factor = e("Mul", spread, e.constant("pi_over_8", np.float32(math.pi / 8)))
-    scaled = e("Div", mean, e("Sqrt", e("Add", factor, whole)), to="scaled")
-    p = e("Exp", e("LogSoftmax", scaled, axis=1), to="bridged")
+    spread = e.reduce("ReduceSum", var, [1]) / e.cast(sizes.classes, np.float32)
+    spread = e.rename(spread, "spread")  # (n, 1)
+    e.output(e.reshape(spread, sizes.leading), "score")
+    scaled = e.rename(mean / (spread * (math.pi / 8) + 1).sqrt(), "scaled")
+    p = e.rename(e.emit("LogSoftmax", scaled, axis=1).exp(), "bridged")
 
-    first = e("ArgMax", e("Reshape", "output", "apart_shape"), axis=1, keepdims=0)  # (outer, inner)
-    first = e("Reshape", first, e.constant("column", [-1, 1]), to="first")
-    highest = e("ReduceMax", p, axes=[1], keepdims=1, to="highest")
-    below = e("Mul", highest, e.constant("below", np.float32(1 - np.finfo(np.float32).eps)))
-    kept = e("Where", e("Equal", first, numbers), highest, e("Min", p, below), to="probs_rows")
-    together = e("Reshape", kept, "together_shape")
-    _restore(e, e("Transpose", together, perm=[0, 2, 1]), "shape", to="probs")
+    apart = e.emit("Reshape", e.inputs["output"], sizes.apart)
+    first = e.emit("ArgMax", apart, axis=1, keepdims=0, dtype=np.int64)  # (outer, inner)
+    first = e.rename(e.emit("Reshape", first, e.ints(-1, 1)), "first")
+    highest = e.rename(e.reduce("ReduceMax", p, [1]), "highest")
+    below = highest * float(1 - np.finfo(np.float32).eps)
+    kept = e.where(e.compare("Equal", first, sizes.class_numbers), highest, e.at_most(p, below))
+    together = e.emit("Reshape", e.rename(kept, "probs_rows"), sizes.together)
+    e.output(e.reshape(e.emit("Transpose", together, perm=[0, 2, 1]), sizes.shape), "probs")
 
 
 # ------------------------------------------------------------------------------- split
 
 
-def _split(e: Emitter, mean: str, var: str) -> None:
+@dataclass(frozen=True)
+class _Noise:
+    """The points, as a block of rows takes them."""
+
+    points: Value  #: (S, 1, C)
+    weights: Value  #: (1, S)
+    by_point: Value  #: the shape (S, -1)
+
+
+def _split(e: FunctionBody, mean: Value, var: Value, sizes: _Sizes) -> None:
     """`entropy`, `aleatoric` and `epistemic`, block by block."""
-    rows = _size(e, e("Shape", mean), 0, to="row_count")
-    points_shape = e("Shape", "points", to="points_shape")
-    point_count = _size(e, points_shape, 0, to="point_count")
-    columns = e("Mod", "class_numbers", _size(e, points_shape, 1), to="columns")
-    noise = e.unsqueeze(e("Gather", "points", columns, axis=1), axis=1)  # (S, 1, C)
+    rows = e.rename(_size(e, e.shape(mean), 0), "row_count")
+    points = e.inputs["points"]
+    point_count = e.rename(_size(e, e.shape(points), 0), "point_count")
+    columns = e.rename(e.emit("Mod", sizes.class_numbers, _size(e, e.shape(points), 1)), "columns")
+    count = e.unsqueeze(point_count, [0])
+    weights = e.emit("Expand", 1 / e.cast(count, np.float32), _joined(e, e.ints(1), count))
+    noise = _Noise(
+        e.unsqueeze(e.emit("Gather", points, columns, axis=1), [1]),
+        e.rename(weights, "weights"),
+        e.rename(_joined(e, count, e.ints(-1)), "by_point"),
+    )
+    blocks, row_numbers = _blocks(e, rows, point_count * sizes.class_number)
 
-    blocks = _blocks(e, rows, e("Mul", point_count, "class_number"))
-    step = _step(e, mean, var, noise)
+    def step(inner: FunctionBody, number: Value, states: list[Value]) -> tuple[list[Value], list[Value]]:
+        taken = inner.emit("Gather", inner.adopt(row_numbers), number, axis=0)
+        logits, spread = (inner.emit("Gather", inner.adopt(x), taken, axis=0) for x in (mean, var))  # (r, C)
+        return [], _step(inner, logits, spread, noise, sizes)
+
     # onnxruntime 1.17 divides by the number of rows in TopK: without rows there is no step.
-    steps = e("Where", e("Greater", rows, "number_0"), blocks, "number_0", to="step_count")
-    each = [Slot(f"{part}_block", TensorProto.FLOAT, 1) for part in _SPLIT]
-    e.loop("block", steps, step, each=each, to=[f"{part}_blocks" for part in _SPLIT])
-    all_rows = e.unsqueeze(rows, axis=0)
-    for part in _SPLIT:
-        flat = e("Reshape", f"{part}_blocks", "any")
-        flat = e("Slice", flat, "zero", all_rows, to=f"{part}_rows")
-        _restore(e, flat, "leading_shape", to=part)
+    steps = e.rename(e.where(e.compare("Greater", rows, 0), blocks, e.constant(np.int64(0))), "step_count")
+    _, stacks = loop(e, steps, [], step, "block", ranks=(1, 1, 1))
+    all_rows = e.unsqueeze(rows, [0])
+    for part, stack in zip(_SPLIT, stacks):
+        flat = e.slice(e.emit("Reshape", stack, e.ints(-1)), 0, 0, all_rows)
+        e.output(e.reshape(e.rename(flat, f"{part}_rows"), sizes.leading), part)
 
 
-def _blocks(e: Emitter, rows: str, per_row: str) -> str:
-    """How many blocks there are; the rows of each are in `row_numbers` (blocks, rows of a block).
+def _blocks(e: FunctionBody, rows: Value, per_row: Value) -> tuple[Value, Value]:
+    """How many blocks there are, and the rows of each: (blocks, rows of a block).
 
     Blocks are of one size, as their answers are stacked; row 0 fills up the last one. Each may have two rows
     at least: then (rows - 1) / most + 1 is never 0, also for no rows at all, as whole numbers are rounded
     towards 0.
     """
-    one = e.constant("number_1", np.int64(1))
-    fitting = e("Div", e.constant("block", np.int64(BLOCK)), per_row)
-    most = e("Add", fitting, e.constant("number_2", np.int64(2)), to="most_rows")
-    count = e("Add", e("Div", e("Sub", rows, one), most), one, to="block_count")
-    size = e("Div", e("Add", rows, e("Sub", count, one)), count, to="block_rows")
-    numbers = e("Range", "number_0", e("Mul", count, size), one)
-    numbers = e("Where", e("Less", numbers, rows), numbers, "number_0")
-    table = e("Concat", e.unsqueeze(count, axis=0), "any", axis=0)
-    e("Reshape", numbers, table, to="row_numbers")
-    return count
+    zero, one = e.constant(np.int64(0)), e.constant(np.int64(1))
+    most = e.rename(e.constant(np.int64(BLOCK), "block_size") / per_row + 2, "most_rows")
+    count = e.rename((rows - 1) / most + 1, "block_count")
+    size = e.rename((rows + (count - 1)) / count, "block_rows")
+    numbers = e.emit("Range", zero, count * size, one)
+    numbers = e.where(e.compare("Less", numbers, rows), numbers, zero)
+    table = e.emit("Reshape", numbers, _joined(e, e.unsqueeze(count, [0]), e.ints(-1)))
+    return count, e.rename(table, "row_numbers")
 
 
-def _step(e: Emitter, mean: str, var: str, noise: str) -> Emitter:
-    """What is done with one block of r rows."""
-    smallest = e.constant("smallest", np.float32(np.finfo(np.float32).tiny))
-    nothing = e.constant("nothing", np.float32(0))
-    points = e.unsqueeze("point_count", axis=0)
-    weight = e("Div", "whole", e("Cast", points, to_type=TensorProto.FLOAT))
-    weights = e("Expand", weight, e("Concat", "one", points, axis=0), to="weights")  # (1, S)
-    by_point = e("Concat", points, "any", axis=0, to="by_point")
-
-    step = e.inner()
-    numbers = step("Gather", "row_numbers", "block_number", axis=0, to="numbers")
-    logits, var = (step("Gather", rows, numbers, axis=0) for rows in (mean, var))  # (r, C)
+def _step(e: FunctionBody, logits: Value, var: Value, noise: _Noise, sizes: _Sizes) -> list[Value]:
+    """What is done with one block of r rows: the parts of `_SPLIT`, (r,) each."""
     # All of a row with a NaN becomes NaN: TopK must not sort a mixture of NaN and numbers.
-    poison = step.reduce_sum(step("Sub", logits, logits), axis=1)
-    logits = step("Add", logits, poison, to="logits")
-    ranked, order = step.topk(logits, Size("class_count", None), to=("ranked", "order"))
-    std = step("Sqrt", step("GatherElements", var, order, axis=1))
-    spread = step("Mul", step.unsqueeze(std, axis=0), noise)  # (S, r, C)
-    log_p = step("LogSoftmax", step("Add", step.unsqueeze(ranked, axis=0), spread), axis=2, to="log_p")
-    p = step("Exp", log_p, to="p")
-    f = step("Sub", step("Mul", p, log_p), p, to="f")
+    logits = e.rename(logits + e.reduce("ReduceSum", logits - logits, [1]), "logits")
+    ranked, order = e.topk(logits, e.adopt(sizes.classes), -1)
+    std = e.emit("GatherElements", var, order, axis=1).sqrt()
+    spread = e.unsqueeze(std, [0]) * e.adopt(noise.points)  # (S, r, C)
+    log_p = e.rename(e.emit("LogSoftmax", e.unsqueeze(ranked, [0]) + spread, axis=2), "log_p")
+    p = e.rename(log_p.exp(), "p")
+    f = e.rename(p * log_p - p, "f")
 
     # Means over the points as products of matrices: onnxruntime is slow to reduce the first axis.
-    sums = [step("MatMul", weights, step("Reshape", x, by_point)) for x in (p, f)]  # (1, r·C)
-    mean_p, mean_f = (step("Reshape", x, "rows_shape") for x in sums)  # (r, C)
-    p_log_p = step("Mul", mean_p, step("Log", step("Max", mean_p, smallest)), to="p_log_p")
-    gaps = step("Sub", mean_f, step("Sub", p_log_p, mean_p), to="gaps")
-    total = step("Neg", step("ReduceSum", p_log_p, axes=[1], keepdims=0), to="entropy_block")
+    weights, by_point, rows = (e.adopt(x) for x in (noise.weights, noise.by_point, sizes.rows))
+    sums = [weights @ e.emit("Reshape", x, by_point) for x in (p, f)]  # (1, r·C)
+    mean_p, mean_f = (e.emit("Reshape", x, rows) for x in sums)  # (r, C)
+    smallest = float(np.finfo(np.float32).tiny)
+    p_log_p = e.rename(mean_p * e.emit("Log", e.at_least(mean_p, smallest)), "p_log_p")
+    gaps = e.rename(mean_f - (p_log_p - mean_p), "gaps")
+    total = -e.reduce("ReduceSum", p_log_p, [1], keepdims=False)
     # Rounding can leave a sum of gaps that are all 0 a little below it.
-    gap = step("ReduceSum", gaps, axes=[1], keepdims=0)
-    epistemic = step("Max", gap, nothing, to="epistemic_block")
-    step("Max", step("Sub", total, epistemic), nothing, to="aleatoric_block")
-    return step
+    epistemic = e.at_least(e.reduce("ReduceSum", gaps, [1], keepdims=False), 0)
+    return [total, e.at_least(total - epistemic, 0), epistemic]

@@ -52,7 +52,7 @@ class Port:
     """One input or output of an operator."""
 
     name: str
-    dtype: type
+    dtype: type[np.generic]
     shape: tuple[str, ...]  #: symbolic; "…" stands for any leading dimensions
     meaning: str
 

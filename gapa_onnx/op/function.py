@@ -10,8 +10,7 @@ Eliminating neighbour 0 of the augmented matrix A with pivot A₀₀ + jitter le
 after all k steps it is the 1×1 matrix 1 − kᵀ(G + jitter·I)⁻¹k. This is done in float64 because float32
 loses s altogether at a jitter of 1e-6. The search is in float32, as it only chooses the neighbours.
 
-A function's opset must equal its model's, so a body can be written for every opset from 7 on.
-`emitter` knows how the opsets differ. Everything that depends on the index alone (means, norms,
+A function's opset must equal its model's, so a body can be written for every opset from 7 on. Everything that depends on the index alone (means, norms,
 decoded points, the list of each row, the rows of a chunk) is computed from constants outside the loops,
 which onnxruntime folds at load.
 """
@@ -20,13 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper
 
-from gapa_onnx.op.contract import DOMAIN, SCHEMAS
-from gapa_onnx.op.emitter import Emitter, Size, Slot
+from gapa_onnx.op.body import FunctionBody, Size
+from gapa_onnx.op.contract import SCHEMAS
+from gapa_onnx.variance.builder import END
+from gapa_onnx.variance.loops import loop
+from gapa_onnx.variance.values import Value
 
 OLDEST_OPSET = 7
 
@@ -49,47 +52,27 @@ CHUNKED_OPSET = 11
 CHUNK_BYTES = 64 << 20
 """Memory that a chunk of rows may take, by the estimate of `_rows_per_chunk`."""
 
-_END = np.iinfo(np.int64).max
-"""The end of a Slice that reaches to the end, whatever the size."""
+Tensors = Mapping[str, npt.NDArray[Any]]
 
 
-def body(
-    index: str, opset: int, k: int, tensors: Mapping[str, np.ndarray] | None = None
-) -> onnx.FunctionProto:
+def body(index: str, opset: int, k: int, tensors: Tensors | None = None) -> onnx.FunctionProto:
     """The function for an index kind at an opset.
 
     Before opset 10 TopK takes its count as an attribute: there the function holds for this k only,
     and for ivf and ivfpq also for these `tensors` sizes and nprobe only. From opset 10 on the
     result depends on neither.
     """
-    schema = SCHEMAS[index]
     if opset < OLDEST_OPSET:
         raise ValueError(f"there is no body for opset {opset}, only from {OLDEST_OPSET} on")
-    e = Emitter(opset)
-    sizes = _sizes(e, index, k, tensors)
-    site = _site(e, index, sizes)
-    width = e("Gather", "points_shape", e.constant("axis_1", [1]), to="width")
-    any_rows = e("Concat", e.constant("any", [-1]), width, axis=0)
-    rows = e("Reshape", "query", any_rows, to="query_rows")
-    if opset < CHUNKED_OPSET:
-        share, ids = _answer(e, rows, site, sizes)
-    else:
-        share, ids = _answer_in_chunks(e, rows, site, sizes)
-
-    query_shape = e("Shape", "query", to="query_shape")
-    leading = e.slice(query_shape, starts=[0], ends=[-1], axes=[0], to="leading_shape")
-    _restore(e, share, e("Concat", leading, e.constant("one", [1]), axis=0, to="s_shape"), to="s")
-    _restore(e, ids, e("Concat", leading, "k", axis=0, to="neighbours_shape"), to="neighbours")
-
-    return helper.make_function(
-        DOMAIN,
-        schema.name,
-        [port.name for port in schema.inputs],
-        [port.name for port in schema.outputs],
-        e.nodes,
-        [helper.make_opsetid("", opset)],
-        doc_string=_doc(index, opset, k),
-    )
+    e = FunctionBody(opset, SCHEMAS[index])
+    query, count = e.inputs["query"], e.inputs["k"]
+    site = _site(e, index, k, tensors)
+    rows = e.rename(e.emit("Reshape", query, _joined(e, e.ints(-1), site.width)), "query_rows")
+    share, ids = (_answer if opset < CHUNKED_OPSET else _answer_in_chunks)(e, rows, site)
+    leading = e.rename(e.slice(e.shape(query), 0, 0, -1), "leading_shape")
+    e.output(e.reshape(share, _joined(e, leading, e.ints(1))), "s")
+    e.output(e.reshape(ids, _joined(e, leading, count)), "neighbours")
+    return e.to_function(_doc(index, opset, k))
 
 
 def _doc(index: str, opset: int, k: int) -> str:
@@ -106,73 +89,69 @@ def _doc(index: str, opset: int, k: int) -> str:
     return text
 
 
-def _sizes(e: Emitter, index: str, k: int, tensors: Mapping[str, np.ndarray] | None) -> dict[str, Size]:
-    """The counts that TopK needs: as tensors, and before opset 10 as numbers."""
-    sizes = {"k": Size("k", k)}
-    if index not in ("ivf", "ivfpq", "local"):
-        return sizes
-    if e.opset < 10 and tensors is None:
-        raise ValueError(f"the {index} body of opset {e.opset} needs the tensors: its TopK count is fixed")
-    rows = "codes" if index == "ivfpq" else "points"
-
-    def size_of(source: str, to: str) -> Size:
-        count = e("Gather", e("Shape", source), e.constant("axis_0", [0]), to=to)
-        return Size(count, len(tensors[source]) if tensors else None)
-
-    row_count, list_count = size_of(rows, "row_count"), size_of("centroids", "list_count")
-    both = e("Add", row_count.name, list_count.name, to="rows_and_lists")
-    sizes["rows"] = row_count
-    sizes["rows_and_lists"] = Size(both, row_count.value + list_count.value if tensors else None)
-    sizes["nprobe"] = Size("nprobe", int(tensors["nprobe"][0]) if tensors else None)
-    if index == "ivfpq":
-        sizes["parts"] = size_of("codebooks", "part_count")
-    return sizes
+def _joined(e: FunctionBody, *values: Value, axis: int = 0) -> Value:
+    return e.emit("Concat", *values, axis=axis)
 
 
-def _points(e: Emitter, index: str, sizes: dict[str, Size]) -> tuple[str, str | None]:
+def _double(e: FunctionBody, x: Value) -> Value:
+    return e.cast(x, np.float64)
+
+
+def _sum(e: FunctionBody, x: Value, axis: int) -> Value:
+    """The sum over one axis, which stays as a dimension of 1."""
+    return e.reduce("ReduceSum", x, [axis])
+
+
+# ------------------------------------------------------------------ what depends on constants alone
+
+
+def _size(e: FunctionBody, source: str, name: str, tensors: Tensors | None) -> Size:
+    """How many rows an input has."""
+    count = e.rename(e.dimension(e.inputs[source], 0), name)
+    return Size(count, None if tensors is None else len(tensors[source]))
+
+
+def _points(e: FunctionBody, index: str, tensors: Tensors | None) -> tuple[Value, Value | None]:
     """The points (M, d), and for the inverted lists the list of each row (M,)."""
     if index in ("flat", "hnsw"):
-        return "points", None
+        return e.inputs["points"], None
+    if e.opset < 10 and tensors is None:
+        raise ValueError(f"the {index} body of opset {e.opset} needs the tensors: its TopK count is fixed")
     if index in ("ivf", "local"):
-        return "points", _list_of_row(e, "points", sizes)
-    list_of_row = _list_of_row(e, "codes", sizes)
+        return e.inputs["points"], _list_of_row(e, "points", tensors)
+    list_of_row = _list_of_row(e, "codes", tensors)
+    codes, codebooks, centroids = (e.inputs[name] for name in ("codes", "codebooks", "centroids"))
     # Codebook j starts at row 256·j of the flattened table of all codebooks.
-    part_width = e("Gather", e("Shape", "codebooks"), e.constant("axis_2", [2]), to="part_width")
-    table_shape = e("Concat", e.constant("any", [-1]), part_width, axis=0)
-    table = e("Reshape", "codebooks", table_shape, to="code_table")
-    parts = e.arange(
-        sizes["parts"], lambda: e("Squeeze", e.slice("codebooks", [0, 0], [1, 1], [1, 2]), axes=[1, 2])
-    )
-    starts = e("Mul", parts, e.constant("codes_per_part", [256]))  # (m,)
-    entry = e("Add", e("Cast", "codes", to_type=TensorProto.INT64), starts)  # (M, m)
-    width = e("Gather", e("Shape", "centroids"), e.constant("axis_1", [1]))
-    residuals = e("Reshape", e("Gather", table, entry), e("Concat", "any", width, axis=0), to="residuals")
-    return e("Add", residuals, e("Gather", "centroids", list_of_row), to="decoded_points"), list_of_row
+    table_shape = _joined(e, e.ints(-1), e.dimension(codebooks, 2))
+    table = e.rename(e.emit("Reshape", codebooks, table_shape), "code_table")
+    part_count = _size(e, "codebooks", "part_count", tensors)
+    parts = e.arange(part_count, lambda: e.squeeze(e.block(codebooks, [1, 2], [0, 0], [1, 1]), [1, 2]))
+    entry = e.cast(codes, np.int64) + parts * 256  # (M, m)
+    rows_shape = _joined(e, e.ints(-1), e.dimension(centroids, 1))
+    residuals = e.rename(e.emit("Reshape", e.emit("Gather", table, entry), rows_shape), "residuals")
+    return e.rename(residuals + e.emit("Gather", centroids, list_of_row), "decoded_points"), list_of_row
 
 
-def _list_of_row(e: Emitter, source: str, sizes: dict[str, Size]) -> str:
+def _list_of_row(e: FunctionBody, source: str, tensors: Tensors | None) -> Value:
     """The list of each row: how many lists start at or before it, minus one.
 
     Sort the row numbers (plus ½, so that a start comes before its row) together with the starts of
     the lists; a row's position in that order minus its own number is the count. This needs memory
     for M + L numbers; comparing every row with every start would need M·L.
     """
-    first = e.constant("first", np.int64(0))
-    numbers = e.arange(
-        sizes["rows"], lambda: e("Cast", e("Gather", source, first, axis=1), to_type=TensorProto.FLOAT)
-    )
-    starts = e.slice("list_offsets", starts=[0], ends=[-1], axes=[0], to="list_starts")
-    keys = e(
-        "Concat",
-        e("Add", e.double(numbers), e.constant("half", np.float64(0.5))),
-        e.double(starts),
-        axis=0,
-        to="rows_and_starts",
-    )
-    _, order = e.topk(e("Neg", keys), sizes["rows_and_lists"], to=("", "sorted_order"))
-    _, position = e.topk(e("Neg", e.double(order)), sizes["rows_and_lists"], to=("", "sorted_position"))
-    starts_before = e("Sub", e("Gather", position, numbers), numbers)
-    return e("Sub", starts_before, e.constant("one", [1]), to="list_of_row")
+    rows, lists = _size(e, source, "row_count", tensors), _size(e, "centroids", "list_count", tensors)
+    both = e.rename(rows.tensor + lists.tensor, "rows_and_lists")
+    total = Size(both, None if tensors is None else len(tensors[source]) + len(tensors["centroids"]))
+
+    def first_column() -> Value:
+        return e.cast(e.emit("Gather", e.inputs[source], e.constant(np.int64(0)), axis=1), np.float32)
+
+    numbers = e.arange(rows, first_column)
+    starts = e.rename(e.slice(e.inputs["list_offsets"], 0, 0, -1), "list_starts")
+    keys = e.rename(_joined(e, _double(e, numbers) + 0.5, _double(e, starts)), "rows_and_starts")
+    _, order = e.topk(-keys, total.within(e), -1)
+    _, position = e.topk(-_double(e, order), total.within(e), -1)
+    return e.rename(e.emit("Gather", position, numbers) - numbers - 1, "list_of_row")
 
 
 @dataclass(frozen=True)
@@ -180,189 +159,191 @@ class _Anchors:
     """Points or centroids, ready to be compared with queries."""
 
     what: str
-    across: str  #: centred and transposed, (d, M)
-    half: str  #: half of their squared norms, (1, M)
+    across: Value  #: centred and transposed, (d, M)
+    half: Value  #: half of their squared norms, (1, M)
+
+
+@dataclass(frozen=True)
+class _Lists:
+    """Inverted lists, of which each query probes some."""
+
+    anchors: _Anchors
+    of_row: Value  #: (M,)
+    nprobe: Size
 
 
 @dataclass(frozen=True)
 class _Site:
     """What depends on the constants alone."""
 
-    points: str  #: (M, d)
-    centre: str  #: mean of the points, (1, d)
+    k: Size
+    points: Value  #: (M, d)
+    width: Value  #: d, (1,)
+    centre: Value  #: mean of the points, (1, d)
     anchors: _Anchors
-    lists: _Anchors | None
-    list_of_row: str | None  #: (M,)
-    neighbourhoods: str | None  #: (M, N) int32
-    length_scale: str
-    jitter: str
-    steps: str  #: k as a scalar
+    lists: _Lists | None
+    neighbourhoods: Value | None  #: (M, N) int32
+    length_scale: Value
+    jitter: Value
+    steps: Value  #: k as a scalar
 
 
-def _site(e: Emitter, index: str, sizes: dict[str, Size]) -> _Site:
-    points, list_of_row = _points(e, index, sizes)
-    shape = e("Shape", points, to="points_shape")
-    count = e("Cast", e("Gather", shape, e.constant("axis_0", [0])), to_type=TensorProto.FLOAT)
-    centre = e("Div", e.reduce_sum(points, axis=0), count, to="centre")
-    e.constant("reachable_score", np.float32(_REACHABLE))
+def _site(e: FunctionBody, index: str, k: int, tensors: Tensors | None) -> _Site:
+    points, list_of_row = _points(e, index, tensors)
+    centre = e.rename(_sum(e, points, 0) / e.cast(e.dimension(points, 0), np.float32), "centre")
+    lists = None
+    if list_of_row is not None:
+        nprobe = Size(e.inputs["nprobe"], None if tensors is None else int(tensors["nprobe"][0]))
+        lists = _Lists(_anchors(e, e.inputs["centroids"], centre, "list"), list_of_row, nprobe)
     return _Site(
+        Size(e.inputs["k"], k),
         points,
+        e.rename(e.dimension(points, 1), "width"),
         centre,
         _anchors(e, points, centre, "point"),
-        _anchors(e, "centroids", centre, "list") if list_of_row else None,
-        list_of_row,
-        "neighbourhoods" if index == "local" else None,
-        e.double("length_scale"),
-        e.double("jitter"),
-        e("Gather", "k", e.constant("first", np.int64(0)), to="steps"),
+        lists,
+        e.inputs.get("neighbourhoods"),
+        e.rename(_double(e, e.inputs["length_scale"]), "length_scale_double"),
+        e.rename(_double(e, e.inputs["jitter"]), "jitter_double"),
+        e.rename(e.emit("Gather", e.inputs["k"], e.constant(np.int64(0))), "steps"),
     )
 
 
-def _anchors(e: Emitter, anchors: str, centre: str, what: str) -> _Anchors:
-    moved = e("Sub", anchors, centre, to=f"centred_{what}s")
-    squares = e.reduce_sum(e("Mul", moved, moved), axis=1)  # (M, 1)
-    half = e("Mul", e("Transpose", squares, perm=[1, 0]), e.constant("half_float", np.float32(0.5)))
-    return _Anchors(what, e("Transpose", moved, perm=[1, 0]), half)
+def _anchors(e: FunctionBody, anchors: Value, centre: Value, what: str) -> _Anchors:
+    moved = e.rename(anchors - centre, f"centred_{what}s")
+    half = e.emit("Transpose", _sum(e, moved.squared, 1), perm=[1, 0]) * 0.5
+    across = e.emit("Transpose", moved, perm=[1, 0])
+    return _Anchors(what, e.rename(across, f"{what}s_across"), e.rename(half, f"{what}s_half_square"))
 
 
-def _rows_per_chunk(e: Emitter) -> str:
+# -------------------------------------------------------------------------------- rows of queries
+
+
+def _rows_per_chunk(e: FunctionBody, site: _Site) -> Value:
     """How many rows fit into `CHUNK_BYTES`, plus one: (1,).
 
     Live at once are about three float32 rows of M scores, four float64 copies of the k + 1 offsets of
     width d, and three float64 matrices of k + 1 squared.
     """
-    group = e("Add", "k", e.constant("one", [1]))
-    offsets = e("Mul", "width", e.constant("bytes_per_offset", [4 * 8]))
-    entries = e("Mul", group, e.constant("bytes_per_entry", [3 * 8]))
-    solve = e("Mul", group, e("Add", offsets, entries))
-    points = e("Gather", "points_shape", e.constant("axis_0", [0]))
-    search = e("Mul", points, e.constant("bytes_per_point", [3 * 4]))
-    fitting = e("Div", e.constant("chunk_bytes", [CHUNK_BYTES]), e("Add", search, solve))
-    return e("Add", fitting, "one", to="rows_per_chunk")
+    group = site.k.tensor + 1
+    solve = group * (site.width * (4 * 8) + group * (3 * 8))
+    search = e.dimension(site.points, 0) * (3 * 4)
+    return e.rename(e.constant(np.int64(CHUNK_BYTES), "chunk_bytes") / (search + solve) + 1, "rows_per_chunk")
 
 
-def _answer_in_chunks(e: Emitter, rows: str, site: _Site, sizes: dict[str, Size]) -> tuple[str, str]:
+def _answer_in_chunks(e: FunctionBody, rows: Value, site: _Site) -> tuple[Value, Value]:
     """As `_answer`, by a loop over chunks of rows of about equal size, so that memory is bounded."""
-    one = e.constant("one", [1])
-    count = e("Gather", e("Shape", rows), e.constant("axis_0", [0]), to="row_total")
+    count = e.rename(e.dimension(rows, 0), "row_total")
     # At least one chunk, also of no rows; fewer than `rows_per_chunk` rows are one chunk.
-    chunks = e("Add", e("Div", count, _rows_per_chunk(e)), one, to="chunks")
-    size = e("Div", e("Sub", e("Add", count, chunks), one), chunks, to="chunk_rows")
-    missing = e("Sub", e("Mul", chunks, size), count, to="padding_rows")
-    padding = e("ConstantOfShape", e("Concat", missing, "width", axis=0))  # of float32 zeros
-    padded = e("Concat", rows, padding, axis=0)
-    stacked = e("Reshape", padded, e("Concat", chunks, "any", "width", axis=0), to="query_chunks")
+    chunks = e.rename(count / _rows_per_chunk(e, site) + 1, "chunks")
+    size = e.rename((count + chunks - 1) / chunks, "chunk_rows")
+    missing = e.rename(chunks * size - count, "padding_rows")
+    padding = e.emit("ConstantOfShape", _joined(e, missing, site.width), dtype=np.float32)  # of zeros
+    stacked = e.emit("Reshape", _joined(e, rows, padding), _joined(e, chunks, e.ints(-1), site.width))
+    stacked = e.rename(stacked, "query_chunks")
 
-    chunk = e.inner()
-    share, ids = _answer(chunk, chunk("Gather", stacked, "chunk_number", axis=0), site, sizes)
-    slots = [Slot(share, TensorProto.FLOAT, 2), Slot(ids, TensorProto.INT64, 2)]
-    steps = e("Gather", chunks, e.constant("first", np.int64(0)))
-    stacks = e.loop("chunk", steps, chunk, each=slots, to=("s_chunks", "neighbour_chunks"))
-    whole = []
-    for stack, last in zip(stacks, (one, "k")):
-        flat = e("Reshape", stack, e("Concat", "any", last, axis=0))
-        whole.append(e("Slice", flat, "axis_0", count, "axis_0"))
-    return whole[0], whole[1]
+    def chunk(inner: FunctionBody, number: Value, states: list[Value]) -> tuple[list[Value], list[Value]]:
+        own = inner.emit("Gather", inner.adopt(stacked), number, axis=0)
+        return [], list(_answer(inner, own, site))
+
+    steps = e.emit("Gather", chunks, e.constant(np.int64(0)))
+    _, stacks = loop(e, steps, [], chunk, "chunk", ranks=(2, 2))
+    shares, ids = (
+        e.slice(e.emit("Reshape", stack, _joined(e, e.ints(-1), last)), 0, 0, count)
+        for stack, last in zip(stacks, (e.ints(1), site.k.tensor))
+    )
+    return shares, ids
 
 
-def _answer(e: Emitter, rows: str, site: _Site, sizes: dict[str, Size]) -> tuple[str, str]:
+def _answer(e: FunctionBody, rows: Value, site: _Site) -> tuple[Value, Value]:
     """s (n, 1) and neighbours (n, k) of query rows (n, d)."""
     # 0 per query, or NaN for a query with a NaN or an infinity.
-    poison = e.reduce_sum(e("Sub", rows, rows), axis=1, to="zero_or_nan")  # (n, 1)
-    scores = _scores(e, rows, poison, site, sizes)
+    poison = e.rename(_sum(e, rows - rows, 1), "zero_or_nan")  # (n, 1)
+    scores = _scores(e, rows, poison, site)
     if site.neighbourhoods is None:
-        best, ids = e.topk_rows(scores, sizes["k"], to=("best_scores", "nearest_rows"))
+        best, ids = e.topk_rows(scores, site.k, "nearest")
     else:
-        best, ids = _neighbourhood(e, scores, site, sizes["k"])
+        best, ids = _neighbourhood(e, scores, site.k, e.adopt(site.neighbourhoods))
     share = _solve(e, rows, poison, site, best, ids)
     # Unreachable, or a query that is not finite (its scores are NaN, and no comparison holds): -1.
-    found = e("Cast", e("Greater", best, "reachable_score"), to_type=TensorProto.INT64, to="found")
-    missing = e("Sub", e.constant("one", [1]), found)
-    return share, e("Sub", e("Mul", ids, found), missing, to="nearest_rows_or_minus_1")
+    found = e.rename(e.cast(e.compare("Greater", best, _REACHABLE), np.int64), "found")
+    return share, e.rename(ids * found - (1 - found), "nearest_rows_or_minus_1")
 
 
-def _scores(e: Emitter, rows: str, poison: str, site: _Site, sizes: dict[str, Size]) -> str:
+def _scores(e: FunctionBody, rows: Value, poison: Value, site: _Site) -> Value:
     """How near each point is to each query, larger is nearer: q·p − ‖p‖²/2 = (‖q‖² − ‖q − p‖²)/2, (n, M).
 
     Both are centred on the mean of the points, as float32 products lose digits far from the origin.
     """
     clipped = e.clip(rows, -_LARGEST_COORDINATE, _LARGEST_COORDINATE)
     # All scores of a query that is not finite become NaN: TopK must not sort a mixture of NaN and numbers.
-    centred = e("Add", e("Sub", clipped, site.centre), poison, to="centred_query")
+    centred = e.rename(clipped - e.adopt(site.centre) + poison, "centred_query")
 
     scores = _proximity(e, centred, site.anchors)
     if site.lists is None:
         return scores
-    list_scores = _proximity(e, centred, site.lists)  # (n, L)
-    best_lists, _ = e.topk_rows(list_scores, sizes["nprobe"], to=("best_list_scores", "best_lists"))
-    last = e("Sub", "nprobe", e.constant("one", [1]), to="last_probe")
-    threshold = e("Gather", best_lists, last, axis=1, to="worst_probed_score")  # (n, 1)
-    skipped = e("Cast", e("Less", list_scores, threshold), to_type=TensorProto.FLOAT)
-    penalty = e("Mul", skipped, e.constant("unreachable_score", np.float32(_UNREACHABLE)), to="list_penalty")
-    return e("Add", scores, e("Gather", penalty, site.list_of_row, axis=1), to="reachable_point_scores")
+    list_scores = _proximity(e, centred, site.lists.anchors)  # (n, L)
+    best_lists, _ = e.topk_rows(list_scores, site.lists.nprobe, "best_lists")
+    last = e.adopt(site.lists.nprobe.tensor) - 1
+    threshold = e.rename(e.emit("Gather", best_lists, last, axis=1), "worst_probed_score")  # (n, 1)
+    penalty = e.rename((list_scores < threshold) * _UNREACHABLE, "list_penalty")
+    penalties = e.emit("Gather", penalty, e.adopt(site.lists.of_row), axis=1)
+    return e.rename(scores + penalties, "reachable_point_scores")
 
 
-def _proximity(e: Emitter, centred: str, anchors: _Anchors) -> str:
-    return e("Sub", e("MatMul", centred, anchors.across), anchors.half, to=f"{anchors.what}_scores")
+def _proximity(e: FunctionBody, centred: Value, anchors: _Anchors) -> Value:
+    return e.rename(centred @ e.adopt(anchors.across) - e.adopt(anchors.half), f"{anchors.what}_scores")
 
 
-def _neighbourhood(e: Emitter, scores: str, site: _Site, k: Size) -> tuple[str, str]:
+def _neighbourhood(e: FunctionBody, scores: Value, k: Size, neighbourhoods: Value) -> tuple[Value, Value]:
     """The nearest point's score, k times, and its neighbours: (n, k) each."""
-    one = Size(e.constant("one", [1]), 1)
-    score, nearest = e.topk_rows(scores, one, to=("nearest_score", "nearest_row"))  # (n, 1)
-    group = e("Gather", site.neighbourhoods, e("Squeeze", nearest, axes=[1]), axis=0)  # (n, N)
-    if e.opset < 10:
-        group = e.slice(group, [0], [k.value], [1])
-    else:
-        group = e("Slice", group, e.constant("axis_0", [0]), k.name, e.constant("axis_1", [1]))
-    ids = e("Cast", group, to_type=TensorProto.INT64, to="nearest_rows")
-    number = e("Cast", ids, to_type=TensorProto.FLOAT)
-    return e("Add", score, e("Sub", number, number), to="best_scores"), ids
+    score, nearest = e.topk_rows(scores, Size(e.ints(1), 1), "nearest")  # (n, 1)
+    group = e.emit("Gather", neighbourhoods, e.squeeze(nearest, [1]), axis=0)  # (n, N)
+    ids = e.rename(e.cast(e.slice(group, 1, 0, k.within(e)), np.int64), "neighbours_of_nearest")
+    number = e.cast(ids, np.float32)
+    return score + (number - number), ids
 
 
-def _solve(e: Emitter, rows: str, poison: str, site: _Site, best: str, ids: str) -> str:
+def _solve(e: FunctionBody, rows: Value, poison: Value, site: _Site, best: Value, ids: Value) -> Value:
     """s per query, (n, 1) float32, from the scores and rows of its neighbours (n, k)."""
-    own = e.unsqueeze(rows, axis=1)  # (n, 1, d)
+    own = e.unsqueeze(rows, [1])  # (n, 1, d)
     # The query is member k: its row of the kernel matrix is kᵀ, and is NaN if it is not finite.
-    group = e("Concat", e("Gather", site.points, ids), own, axis=1, to="neighbours_and_query")
-    away = e("Sub", e.double(group), e.double(own), to="offsets")
-    scaled = e("Div", away, site.length_scale, to="scaled_offsets")  # (n, k+1, d)
-    squares = e.reduce_sum(e("Mul", scaled, scaled), axis=2)
-    near = e.double(e("Less", squares, e.constant("far", np.float64(_FAR))))
-    reachable = e.double(e("Greater", e("Concat", best, poison, axis=1), "reachable_score"))  # (n, k+1)
-    kept = e("Mul", near, e.unsqueeze(reachable, axis=2), to="kept")  # (n, k+1, 1) of 0 and 1
+    group = e.rename(
+        _joined(e, e.emit("Gather", e.adopt(site.points), ids), own, axis=1), "neighbours_and_query"
+    )
+    away = e.rename(_double(e, group) - _double(e, own), "offsets")
+    scaled = e.rename(away / e.adopt(site.length_scale), "scaled_offsets")  # (n, k+1, d)
+    squares = _sum(e, scaled.squared, 2)
+    reachable = _double(e, e.compare("Greater", _joined(e, best, poison, axis=1), _REACHABLE))  # (n, k+1)
+    kept = e.rename((squares < _FAR) * e.unsqueeze(reachable, [2]), "kept")  # (n, k+1, 1) of 0 and 1
 
-    def turned(x: str) -> str:
-        return e("Transpose", x, perm=[0, 2, 1])
+    def turned(x: Value) -> Value:
+        return e.emit("Transpose", x, perm=[0, 2, 1])
 
-    offsets = e("Mul", scaled, kept)
+    offsets = scaled * kept
     across = turned(offsets)
     # This Reshape changes nothing. Without it onnxruntime 1.17 fuses Transpose and MatMul into an operator
     # that it has no float64 kernel for.
-    across = e("Reshape", across, e("Shape", across))
-    half = e("Mul", e("Mul", squares, kept), e.constant("half", np.float64(0.5)))
-    exponent = e("Sub", e("Sub", e("MatMul", offsets, across), half), turned(half))
-    matrix = e("Mul", e("Mul", e("Exp", exponent), kept), turned(kept), to="kernel_matrix")
+    across = e.emit("Reshape", across, e.shape(across))
+    half = squares * kept * 0.5
+    kernel = (offsets @ across - half - turned(half)).exp()
+    last = _eliminated(e, e.rename(kernel * kept * turned(kept), "kernel_matrix"), site)  # (n, 1, 1)
 
-    step = e.inner()
-    pivot = step("Add", step.slice("matrix", [0, 0], [1, 1], [1, 2]), site.jitter, to="pivot")
-    row = step.slice("matrix", [0, 1], [1, _END], [1, 2], to="row")
-    column = step.slice("matrix", [1, 0], [_END, 1], [1, 2], to="column")
-    rest = step.slice("matrix", [1, 1], [_END, _END], [1, 2], to="rest")
-    step("Sub", rest, step("Mul", column, step("Div", row, pivot)), to="matrix_out")
-    state = [(matrix, Slot("matrix", TensorProto.DOUBLE, 3))]
-    (last,) = e.loop("elimination", site.steps, step, state, to=["last_element"])  # (n, 1, 1)
-
-    share = e("Squeeze", e("Cast", last, to_type=TensorProto.FLOAT), axes=[2], to="s_unclamped")
+    share = e.rename(e.squeeze(e.cast(last, np.float32), [2]), "s_unclamped")
     # A clamp may turn NaN into a number: add x − x, which is NaN where x is, to bring it back.
-    return e("Add", e.clip(share, 0.0, 1.0), e("Sub", share, share), to="s_rows")
+    return e.rename(e.clip(share, 0, 1) + (share - share), "s_rows")
 
 
-def _restore(e: Emitter, x: str, shape: str, to: str) -> None:
-    """Reshape rows to the query's leading shape, which may have a dimension of 0."""
-    if e.opset >= 14:
-        e("Reshape", x, shape, allowzero=1, to=to)
-        return
-    # There a 0 means "copy the input's": ask for the dimension to be inferred instead, which is 0.
-    empty = e("Cast", e("Equal", shape, e.constant("zero", [0])), to_type=TensorProto.INT64)
-    e("Reshape", x, e("Sub", shape, empty), to=to)
+def _eliminated(e: FunctionBody, matrix: Value, site: _Site) -> Value:
+    """The last element of (n, k+1, k+1) once the k rows and columns before it are eliminated, one per step."""
+
+    def step(inner: FunctionBody, number: Value, states: list[Value]) -> tuple[list[Value], list[Value]]:
+        (left,) = states
+        pivot = inner.block(left, [1, 2], [0, 0], [1, 1]) + inner.adopt(site.jitter)
+        row = inner.block(left, [1, 2], [0, 1], [1, END])
+        column = inner.block(left, [1, 2], [1, 0], [END, 1])
+        rest = inner.block(left, [1, 2], [1, 1], [END, END])
+        return [rest - column * (row / pivot)], []
+
+    (last,), _ = loop(e, e.adopt(site.steps), [matrix], step, "elimination", ranks=(3,))
+    return last

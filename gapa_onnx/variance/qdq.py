@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from gapa_onnx.model.constants import RANDOM
+from gapa_onnx.model.constants import can_be_repeated
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.model.splice import OPAQUE_IDENTITY
 from gapa_onnx.variance.graph import VarianceGraph
@@ -26,7 +26,7 @@ from gapa_onnx.variance.graph import VarianceGraph
 def reading_graph(source: SourceModel) -> VarianceGraph:
     """An empty variance graph that reads the source such that it stays what it is."""
     constants = frozenset(tensor.name for tensor in source.proto.graph.initializer)
-    if not _would_be_retyped(source.graph) or not all(map(_can_be_repeated, source.graph.nodes)):
+    if not _would_be_retyped(source.graph) or not all(map(can_be_repeated, source.graph.nodes)):
         return VarianceGraph(source.opset, set(source.names), twins(source.graph), constants)
     nodes, copies = _copy(source)
     graph = VarianceGraph(source.opset, set(source.names), copies, constants)
@@ -57,11 +57,6 @@ def _would_be_retyped(graph: gs.Graph) -> bool:
         and any(reader.op == "DequantizeLinear" for reader in node.outputs[0].outputs)
         for node in graph.nodes
     )
-
-
-def _can_be_repeated(node: gs.Node) -> bool:
-    """Not what draws at random, nor what has a body, whose tensors have names of their own."""
-    return node.op not in RANDOM and not any(isinstance(value, gs.Graph) for value in node.attrs.values())
 
 
 def _copy(source: SourceModel) -> tuple[list[gs.Node], dict[str, str]]:

@@ -12,58 +12,90 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import onnx_graphsurgeon as gs
 
 if TYPE_CHECKING:
-    from gapa_onnx.variance.graph import VarianceGraph
+    from gapa_onnx.variance.builder import GraphBuilder
 
 Number = int | float
+DType = np.dtype[Any] | type[np.generic] | type[float]
 
 STEEPEST = 2.0**127
 """As the slope of a HardSigmoid this makes 1 of every normal float32 above 0."""
 
 
 class Value:
-    """One tensor, with operators that emit nodes."""
+    """One tensor, with operators that emit nodes. It does not change; only its graph may give it another name."""
 
-    __slots__ = ("graph", "name", "dtype", "is_mask")
+    __slots__ = ("graph", "dtype", "is_mask", "is_constant", "_variable")
 
-    def __init__(self, graph: VarianceGraph, name: str, dtype: np.dtype):
-        self.graph = graph
-        self.name = name
-        self.dtype = np.dtype(dtype)
-        self.is_mask = False  #: of zeros and ones, which are their own squares
+    graph: GraphBuilder
+    dtype: np.dtype[Any]
+    is_mask: bool  #: of zeros and ones, which are their own squares
+    is_constant: bool  #: the same in every run
+    _variable: gs.Tensor
+
+    def __init__(
+        self,
+        graph: GraphBuilder,
+        variable: gs.Tensor,
+        dtype: DType,
+        is_mask: bool = False,
+        is_constant: bool = False,
+    ):
+        _fix(self, graph=graph, dtype=np.dtype(dtype), is_mask=is_mask, is_constant=is_constant)
+        _fix(self, _variable=variable)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{name} of {self!r} cannot be set: values do not change")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{name} of {self!r} cannot be deleted: values do not change")
+
+    @property
+    def name(self) -> str:
+        """What the graph calls it now."""
+        name: str = self._variable.name
+        return name
+
+    def as_mask(self) -> Value:
+        """The same tensor, known to consist of zeros and ones."""
+        return Value(self.graph, self._variable, self.dtype, is_mask=True, is_constant=self.is_constant)
 
     def __repr__(self) -> str:
         return f"Value({self.name!r}, {self.dtype})"
 
     def __add__(self, other: Value | Number) -> Value:
-        return self if _is(other, 0) else self.graph.emit("Add", self, self._lift(other))
+        return self if _is(other, 0) else self.graph.emit("Add", self, self.lift(other))
 
     def __radd__(self, other: Number) -> Value:
         return self + other
 
     def __sub__(self, other: Value | Number) -> Value:
-        return self if _is(other, 0) else self.graph.emit("Sub", self, self._lift(other))
+        return self if _is(other, 0) else self.graph.emit("Sub", self, self.lift(other))
 
     def __rsub__(self, other: Number) -> Value:
-        return self.graph.emit("Sub", self._lift(other), self)
+        return self.graph.emit("Sub", self.lift(other), self)
 
     def __mul__(self, other: Value | Number) -> Value:
         if _is(other, 1) or (other is self and self.is_mask):
             return self
-        return self.graph.emit("Mul", self, self._lift(other))
+        return self.graph.emit("Mul", self, self.lift(other))
 
     def __rmul__(self, other: Number) -> Value:
         return self * other
 
     def __truediv__(self, other: Value | Number) -> Value:
-        return self if _is(other, 1) else self.graph.emit("Div", self, self._lift(other))
+        return self if _is(other, 1) else self.graph.emit("Div", self, self.lift(other))
 
     def __rtruediv__(self, other: Number) -> Value:
-        return self.graph.emit("Div", self._lift(other), self)
+        return self.graph.emit("Div", self.lift(other), self)
+
+    def __matmul__(self, other: Value) -> Value:
+        return self.graph.emit("MatMul", self, other)
 
     def __neg__(self) -> Value:
         return self.graph.emit("Neg", self)
@@ -75,11 +107,11 @@ class Value:
         of its convolutions; a comparison would take the feature map out of it and back.
         """
         if _is(other, 0) and self.dtype == np.float32:
-            return self.graph.as_mask(self.graph.emit("HardSigmoid", self, alpha=STEEPEST, beta=0.0))
-        return self.graph.mask("Greater", self, self._lift(other))
+            return self.graph.emit("HardSigmoid", self, alpha=STEEPEST, beta=0.0, is_mask=True)
+        return self.graph.mask("Greater", self, other)
 
     def __lt__(self, other: Value | Number) -> Value:
-        return self.graph.mask("Less", self, self._lift(other))
+        return self.graph.mask("Less", self, other)
 
     def __ge__(self, other: Value | Number) -> Value:
         return 1 - (self < other)
@@ -115,8 +147,15 @@ class Value:
     def abs(self) -> Value:
         return self.graph.emit("Abs", self)
 
-    def _lift(self, other: Value | Number) -> Value:
+    def lift(self, other: Value | Number) -> Value:
+        """A number as a constant of this value's type and graph."""
         return other if isinstance(other, Value) else self.graph.constant(np.asarray(other, self.dtype))
+
+
+def _fix(value: Value, **fields: object) -> None:
+    """Set what does not change any more."""
+    for name, field in fields.items():
+        object.__setattr__(value, name, field)
 
 
 def _is(other: Value | Number, number: Number) -> bool:
@@ -129,36 +168,27 @@ def _is(other: Value | Number, number: Number) -> bool:
 class Deferred(Value):
     """A variance that becomes one tensor only when something reads it as such, by its name.
 
-    `label` is the name of that tensor, the next one of the scope for None.
+    Its graph knows that tensor, and what it is called: `label`, the next name of the scope for None.
     """
 
-    __slots__ = ("label", "_tensor")
+    __slots__ = ()
 
-    def __init__(self, graph: VarianceGraph, dtype: np.dtype, label: str | None = None):
-        self.graph, self.dtype, self.is_mask = graph, np.dtype(dtype), False
-        self.label = label
-        self._tensor: Value | None = None
+    def __init__(self, graph: GraphBuilder, dtype: DType, label: str | None = None):
+        _fix(self, graph=graph, dtype=np.dtype(dtype), is_mask=False, is_constant=False)
+        if label is not None:
+            graph.rename(self, label)
 
-    def _write(self) -> Value:
+    def write(self) -> Value:
         """Emit the nodes of the tensor."""
         raise NotImplementedError
 
     @property
     def tensor(self) -> Value:
-        if self._tensor is None and self.label is None:
-            self._tensor = self._write()
-        elif self._tensor is None:
-            with self.graph.scope(self.label):
-                self._tensor = self.graph.rename(self._write(), self.label)
-        return self._tensor
+        return self.graph.written(self)
 
     @property
     def name(self) -> str:
         return self.tensor.name
-
-    @property
-    def is_written(self) -> bool:
-        return self._tensor is not None
 
 
 class Scaled(Deferred):
@@ -177,14 +207,18 @@ class Scaled(Deferred):
 
     __slots__ = ("scale", "profile", "axis")
 
+    scale: Value
+    profile: Value
+    axis: int
+
     def __init__(self, scale: Value, profile: Value, axis: int, label: str | None = None):
         super().__init__(scale.graph, scale.dtype, label)
-        self.scale, self.profile, self.axis = scale, profile, axis
+        _fix(self, scale=scale, profile=profile, axis=axis)
 
     def __repr__(self) -> str:
         return f"Scaled({self.scale!r}, {self.profile!r})"
 
-    def _write(self) -> Value:
+    def write(self) -> Value:
         return self.graph.emit("Mul", self.scale, self.profile)
 
     def with_profile(self, profile: Value) -> Scaled:
@@ -192,12 +226,12 @@ class Scaled(Deferred):
         return Scaled(self.scale, profile, self.axis)
 
     def __mul__(self, other: Value | Number) -> Value:
-        if not isinstance(other, Value) or self.graph.is_constant(other):
+        if not isinstance(other, Value) or other.is_constant:
             return self if _is(other, 1) else self.with_profile(self.profile * other)
         return super().__mul__(other)
 
     def __truediv__(self, other: Value | Number) -> Value:
-        if not isinstance(other, Value) or self.graph.is_constant(other):
+        if not isinstance(other, Value) or other.is_constant:
             return self if _is(other, 1) else self.with_profile(self.profile / other)
         return super().__truediv__(other)
 
@@ -214,12 +248,17 @@ class Upsampled(Deferred):
 
     __slots__ = ("scale", "kernel", "attrs")
 
+    scale: Value
+    kernel: Value
+    attrs: dict[str, Any]
+
     def __init__(self, scale: Value, kernel: Value, attrs: dict[str, Any]):
         super().__init__(scale.graph, scale.dtype)
-        self.scale, self.kernel, self.attrs = scale, kernel, attrs
+        _fix(self, scale=scale, kernel=kernel, attrs=attrs)
 
-    def _write(self) -> Value:
-        return self.graph.emit("ConvTranspose", self.scale, self.kernel, **self.attrs)
+    def write(self) -> Value:
+        tensor: Value = self.graph.emit("ConvTranspose", self.scale, self.kernel, **self.attrs)
+        return tensor
 
 
 @dataclass(frozen=True)
@@ -236,11 +275,14 @@ class Partial(Deferred):
 
     __slots__ = ("parts", "axis")
 
+    parts: tuple[Part, ...]
+    axis: int
+
     def __init__(self, parts: Sequence[Part], axis: int):
         super().__init__(parts[0].mean.graph, next(part.var for part in parts if part.var is not None).dtype)
-        self.parts, self.axis = tuple(parts), axis
+        _fix(self, parts=tuple(parts), axis=axis)
 
-    def _write(self) -> Value:
+    def write(self) -> Value:
         zeros = self.graph.zeros
         variances = [zeros(part.mean) if part.var is None else part.var for part in self.parts]
         return self.graph.emit("Concat", *variances, axis=self.axis)

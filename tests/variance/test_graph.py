@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from gapa_onnx.variance.builder import END
 from gapa_onnx.variance.graph import Value, VarianceGraph
+from gapa_onnx.variance.loops import loop
+from gapa_onnx.variance.values import Part, Partial, Scaled, Upsampled
 
 OPSETS = [7, 12, 17, 18]
 
@@ -312,3 +316,140 @@ def test_a_mask_is_its_own_square() -> None:
         assert mask.squared is mask
         assert len(graph.nodes) == nodes
     assert x.squared is not x
+
+
+# ---------------------------------------------------------------------- values do not change
+
+
+def every_kind_of_value() -> list[Value]:
+    graph = new_graph()
+    x, constant = graph.tensor("x", np.float32), graph.constant(np.ones(3, np.float32))
+    parts = [Part(1, x.exp(), x), Part(2, None, x)]
+    deferred = [Scaled(x, constant, -1), Upsampled(x, constant, {}), Partial(parts, 1)]
+    return [x, constant, x > 0, *deferred]
+
+
+@pytest.mark.parametrize("value", every_kind_of_value(), ids=repr)
+def test_a_value_cannot_be_changed(value: Value) -> None:
+    for name in ("graph", "name", "dtype", "is_mask", "is_constant", "label", "scale", "parts", "new"):
+        with pytest.raises(AttributeError):
+            setattr(value, name, None)
+    for name in ("graph", "dtype", "is_mask"):
+        with pytest.raises(AttributeError):
+            delattr(value, name)
+
+
+def test_every_value_of_a_tensor_has_its_new_name() -> None:
+    graph = new_graph()
+    value = graph.tensor("x", np.float32).exp()
+    same = graph.tensor(value.name, np.float32)
+    graph.rename(value, "y/var")
+    assert value.name == same.name == "y/var"
+    assert graph.output(value, "y_var").name == same.name == "y_var"
+
+
+def test_a_deferred_value_is_called_what_it_was_last_renamed_to() -> None:
+    graph = new_graph()
+    scale, profile = graph.tensor("x", np.float32), graph.constant(np.ones(3, np.float32))
+    value = Scaled(scale, profile, -1, "a/var")
+    assert graph.rename(value, "b/var") is value and graph.nodes == []
+    assert value.name == "b/var" and len(graph.nodes) == 1
+    assert graph.rename(value, "c/var").name == "b/var"
+
+
+def test_a_mask_is_one_whoever_emitted_its_node_first() -> None:
+    graph = new_graph()
+    x, one = graph.tensor("x", np.float32), graph.constant(np.float32(1))
+    plain = graph.cast(graph.compare("Greater", x, one), np.float32)
+    mask = x > 1
+    assert mask.name == plain.name and mask.is_mask and not plain.is_mask
+    assert mask is (x > 1) and mask.squared is mask
+
+
+@pytest.mark.parametrize("opset", [9, 17])
+def test_outputs_of_one_node_have_their_own_types(opset: int) -> None:
+    graph = new_graph(opset)
+    x = graph.tensor("x", np.float32)
+    assert [value.dtype for value in graph.topk(x, 2, 0)] == [np.float32, np.int64]
+
+    def step(inner: VarianceGraph, number: Value, states: list[Value]) -> tuple[list[Value], list[Value]]:
+        return [states[0] + 1], [number]
+
+    (last,), (numbers,) = loop(graph, graph.constant(np.int64(3)), [x], step, "steps")
+    assert (last.dtype, numbers.dtype) == (np.float32, np.int64)
+    np.testing.assert_array_equal(run(numbers, x=np.ones(1, np.float32)), [0, 1, 2])
+
+
+def test_names_and_outputs_are_as_many() -> None:
+    graph = new_graph()
+    with pytest.raises(ValueError, match="2 names"):
+        graph.emit("Identity", graph.tensor("x", np.float32), names=("a", "b"))
+
+
+# ----------------------------------------------------------------------------- constants
+
+
+def test_what_follows_from_constants_alone_is_constant() -> None:
+    graph = VarianceGraph(17, set(), constants=frozenset({"w"}))
+    x, w = graph.tensor("x", np.float32), graph.tensor("w", np.float32)
+    for value in (w, graph.constant(np.float32(2)), w * 2, graph.rename(w.exp(), "w/var"), (w > 0).sqrt()):
+        assert value.is_constant
+    for value in (x, x * w, w + x.exp(), graph.emit("RandomNormalLike", w), Scaled(x, w, -1)):
+        assert not value.is_constant
+
+
+def test_whether_a_long_chain_is_constant_costs_nothing() -> None:
+    """A thousand times deeper than Python recurses; each link is asked about."""
+    graph = VarianceGraph(17, set(), constants=frozenset({"w"}))
+    value = graph.tensor("w", np.float32)
+    for _ in range(20_000):
+        value = value.sqrt()
+        assert value.is_constant
+    assert not (value * graph.tensor("x", np.float32)).is_constant
+
+
+def test_what_a_copied_node_makes_of_constants_is_constant() -> None:
+    source = helper.make_graph(
+        [helper.make_node("Exp", ["w"], ["e"]), helper.make_node("Mul", ["e", "x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [2])],
+        [helper.make_tensor_value_info("y", 1, [2])],
+        [onnx.numpy_helper.from_array(np.ones(2, np.float32), "w")],
+    )
+    nodes = gs.import_onnx(helper.make_model(source)).nodes
+    graph = new_graph(taken={"x", "w", "e", "y"})
+    graph.copy(nodes, outside=set())
+    assert graph.tensor("e", np.float32).is_constant and not graph.tensor("y", np.float32).is_constant
+
+
+# --------------------------------------------------------------------------- more forms
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_blocks_squeezing_and_clipping(opset: int) -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    graph = new_graph(opset)
+    value = graph.tensor("x", np.float32)
+    np.testing.assert_array_equal(run(graph.block(value, [1, 2], [0, 1], [1, END]), x=x), x[:, :1, 1:])
+    np.testing.assert_array_equal(run(graph.squeeze(graph.slice(value, 1, 0, 1), [1]), x=x), x[:, 0])
+    np.testing.assert_array_equal(run(graph.clip(value, 2, 7), x=x), x.clip(2, 7))
+    np.testing.assert_array_equal(
+        run(value @ graph.constant(np.ones((4, 1), np.float32)), x=x), x.sum(2)[..., None]
+    )
+
+
+@pytest.mark.parametrize("opset", [9, 13, 14, 18])
+def test_reshape_keeps_a_dimension_of_zero(opset: int) -> None:
+    graph = new_graph(opset)
+    value = graph.reshape(graph.tensor("x", np.float32), graph.ints(3, 0, 2))
+    assert run(value, x=np.ones((2, 3, 0), np.float32)).shape == (3, 0, 2)
+
+
+def test_bounds_that_are_tensors() -> None:
+    graph = new_graph(10)
+    x, count = graph.tensor("x", np.float32), graph.tensor("count", np.int64)
+    found = run(graph.slice(x, 0, 1, count), x=np.arange(5, dtype=np.float32), count=np.array([3]))
+    np.testing.assert_array_equal(found, [1, 2])
+    old = new_graph(9)
+    with pytest.raises(ValueError, match="opset 10"):
+        old.slice(old.tensor("x", np.float32), 0, 0, old.tensor("count", np.int64))

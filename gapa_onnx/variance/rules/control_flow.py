@@ -66,12 +66,10 @@ def loop(node: NodeView) -> tuple[Value | None, ...]:
     twin_body = graph.to_body(inputs, outputs)
     node.graph.close(graph)
     # The twin's outputs: the mean states again, then the variance states, then the scanned variances.
-    answers = node.graph.emit(
-        "Loop", *given, outputs=count + len(uncertain) + len(scans), dtype=node.output.dtype, body=twin_body
-    )
-    answers = answers if isinstance(answers, tuple) else (answers,)
+    dtypes = [node.outputs[p].dtype for p in (*range(count), *uncertain, *scans)]
+    answers = node.graph.emit("Loop", *given, outputs=len(dtypes), dtypes=dtypes, body=twin_body)
     variances = dict(zip([*uncertain, *scans], answers[count:]))
-    return tuple(_typed(node, variances.get(p), p) for p in range(len(node.outputs)))
+    return tuple(variances.get(p) for p in range(len(node.outputs)))
 
 
 @rule("Scan", accuracy=COMPOSED)
@@ -108,20 +106,20 @@ def scan(node: NodeView) -> tuple[Value | None, ...]:
     for name in ("scan_output_axes", "scan_output_directions"):
         if node.attr(name) is not None:
             attrs[name] = [node.attr(name)[p] for p in scans]
+    dtypes = [node.outputs[p].dtype for p in (*range(count), *uncertain, *(count + p for p in scans))]
     answers = node.graph.emit(
         "Scan",
         *(operand.raw for operand in states),
         *(_initial(states[p]) for p in uncertain),
         *(operand.raw for operand in sequences),
         *(sequences[p].var for p in read),
-        outputs=count + len(uncertain) + len(scans),
-        dtype=node.output.dtype,
+        outputs=len(dtypes),
+        dtypes=dtypes,
         body=twin_body,
         **attrs,
     )
-    answers = answers if isinstance(answers, tuple) else (answers,)
     variances = dict(zip([*uncertain, *(count + p for p in scans)], answers[count:]))
-    return tuple(_typed(node, variances.get(p), p) for p in range(len(node.outputs)))
+    return tuple(variances.get(p) for p in range(len(node.outputs)))
 
 
 # --------------------------------------------------------------------------- pieces
@@ -180,15 +178,6 @@ def _result(graph: VarianceGraph, tensor: gs.Tensor, found: dict[str, Value]) ->
 def _twin(
     node: NodeView, inputs: Sequence[Value], positions: Sequence[int], **bodies: gs.Graph
 ) -> dict[int, Value]:
-    answers = node.graph.emit(
-        node.op_type, *inputs, outputs=len(positions), dtype=node.output.dtype, **bodies
-    )
-    answers = answers if isinstance(answers, tuple) else (answers,)
-    return {p: _typed(node, answer, p) for p, answer in zip(positions, answers)}
-
-
-def _typed(node: NodeView, value: Value | None, position: int) -> Value | None:
-    """Outputs of one node may differ in type."""
-    if value is not None:
-        value.dtype = node.outputs[position].dtype
-    return value
+    dtypes = [node.outputs[p].dtype for p in positions]
+    answers = node.graph.emit(node.op_type, *inputs, outputs=len(positions), dtypes=dtypes, **bodies)
+    return dict(zip(positions, answers))

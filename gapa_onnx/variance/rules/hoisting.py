@@ -43,7 +43,7 @@ class Layer:
     @staticmethod
     def of(node: NodeView, weight: Operand, further: Sequence[Value], changed: dict[str, float]) -> Layer:
         known = weight.shape is not None and all(isinstance(size, int) for size in weight.shape)
-        known = known and node.graph.is_constant(weight.mean)
+        known = known and weight.mean.is_constant
         return Layer(node, weight.mean.squared, weight.shape if known else None, further, changed)
 
     def __call__(self, var: Value) -> Value:

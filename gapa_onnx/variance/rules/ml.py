@@ -222,7 +222,7 @@ def imputer(node: NodeView) -> Value:
         missing = graph.emit("IsNaN", x.raw, dtype=np.dtype(np.bool_))
     else:  # two numbers are equal that differ either way not
         above, below = (
-            graph.emit(op, x.mean, x.mean._lift(replaced), dtype=np.bool_) for op in ("Greater", "Less")
+            graph.emit(op, x.mean, x.mean.lift(replaced), dtype=np.bool_) for op in ("Greater", "Less")
         )
         missing = graph.emit("Not", graph.emit("Or", above, below))
     return graph.emit("Where", missing, graph.zeros(x.var), x.var, dtype=x.dtype)

@@ -105,7 +105,7 @@ class Normalised:
         square, graph = u.squared, self.x.graph
         own = (square + 1) / n  # a_ii
         rest = 1 - own
-        is_large = graph.emit("Greater", square, square._lift(n / 2), dtype=np.bool_)
+        is_large = graph.emit("Greater", square, square.lift(n / 2), dtype=np.bool_)
         large = graph.cast(is_large, square.dtype)
         at_large = n * average(large * u)
         of_large = rest.squared * v + average((at_large * u + 1).squared * (v - large * v)) / n

@@ -6,7 +6,7 @@ The mean is the source graph's own tensor. A tensor that is certain has no varia
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,12 +135,24 @@ class NodeView:
     def attr(self, name: str, default: Any = None) -> Any:
         return self.node.attrs.get(name, default)
 
-    def again(self, *inputs: Value | None, outputs: int = 1, **changed: Any) -> Any:
+    def again(
+        self,
+        *inputs: Value | None,
+        outputs: int | None = None,
+        dtypes: Sequence[np.dtype[Any]] | None = None,
+        **changed: Any,
+    ) -> Any:
         """The same node on other inputs; `changed` attributes replace the source's, None drops one."""
         attrs = {k: v for k, v in {**self.node.attrs, **changed}.items() if v is not None}
         domain = self.node.domain or ""
         return self.graph.emit(
-            self.op_type, *inputs, outputs=outputs, domain=domain, dtype=self.output.dtype, **attrs
+            self.op_type,
+            *inputs,
+            outputs=outputs,
+            domain=domain,
+            dtype=self.output.dtype,
+            dtypes=dtypes,
+            **attrs,
         )
 
     def refuse(self, reason: str) -> Refused:
