@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
+from numpy.typing import DTypeLike
 
 from gapa_onnx.variance.values import Deferred, Value
 
@@ -152,17 +153,32 @@ class VarianceGraph:
         self,
         op_type: str,
         *inputs: Value | None,
-        outputs: int = 1,
-        dtype: np.dtype | None = None,
+        dtype: DTypeLike | None = None,
         domain: str = "",
         names: Sequence[str] | None = None,
         **attrs: Any,
-    ) -> Any:
-        """Emit a node and return its output (a tuple of them if there are several).
+    ) -> Value:
+        """Emit a node of one output and return that.
 
         The output has the first input's type unless `dtype` says otherwise, and the next number of
-        the scope for its name unless `names` gives them; a named node is never shared.
+        the scope for its name unless `names` gives it; a named node is never shared.
         """
+        (value,) = self.emit_several(
+            op_type, *inputs, outputs=1, dtype=dtype, domain=domain, names=names, **attrs
+        )
+        return value
+
+    def emit_several(
+        self,
+        op_type: str,
+        *inputs: Value | None,
+        outputs: int,
+        dtype: DTypeLike | None = None,
+        domain: str = "",
+        names: Sequence[str] | None = None,
+        **attrs: Any,
+    ) -> tuple[Value, ...]:
+        """Emit a node and return its outputs, which have one type; see `emit`."""
         read = tuple(i.name if i else "" for i in inputs)
         key = (domain, op_type, read, outputs, tuple(names or ()), repr(sorted(attrs.items())))
         if key not in self._known:
@@ -177,8 +193,7 @@ class VarianceGraph:
             tensors = [self._tensors[i.name] if i else gs.Variable.empty() for i in inputs]
             self.nodes.append(gs.Node(op_type, names[0], attrs, tensors, variables, domain or None))
             self._known[key] = tuple(Value(self, name, result_dtype) for name in names)
-        values = self._known[key]
-        return values[0] if len(values) == 1 else values
+        return self._known[key]
 
     def _next_name(self) -> str:
         self._counters[self._scope] = self._counters.get(self._scope, 0) + 1
@@ -249,19 +264,18 @@ class VarianceGraph:
     def split(self, value: Value, parts: int, axis: int) -> list[Value]:
         """Equal parts of an axis. Their number must be told apart from their outputs from opset 18 on."""
         count = {"num_outputs": parts} if self.opset >= 18 else {}
-        pieces = self.emit("Split", value, outputs=parts, axis=axis, **count)
-        return list(pieces) if parts > 1 else [pieces]
+        return list(self.emit_several("Split", value, outputs=parts, axis=axis, **count))
 
     def topk(self, value: Value, count: int | Value, axis: int) -> tuple[Value, Value]:
         """The largest elements of an axis in descending order, and their indices; the first of equal ones
         comes first. Their number is an input from opset 10 on, and a constant before."""
         if self.opset >= 10:
             count = count if isinstance(count, Value) else self.ints(count)
-            values, indices = self.emit("TopK", value, count, outputs=2, axis=axis)
+            values, indices = self.emit_several("TopK", value, count, outputs=2, axis=axis)
         elif isinstance(count, Value):
             raise ValueError("TopK takes its count as an input from opset 10 on")
         else:
-            values, indices = self.emit("TopK", value, outputs=2, axis=axis, k=count)
+            values, indices = self.emit_several("TopK", value, outputs=2, axis=axis, k=count)
         indices.dtype = np.dtype(np.int64)
         return values, indices
 

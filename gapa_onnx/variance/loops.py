@@ -44,10 +44,9 @@ def loop(
         results = [inner.emit("Identity", r, names=(f"{name}/{n}",)) for r, n in zip(results, names)]
     closed = inner.to_body(inputs, results)
     graph.close(inner)
-    answers = graph.emit(
+    answers = graph.emit_several(
         "Loop", count, None, *states, outputs=len(results) - 1, dtype=np.float32, body=closed
     )
-    answers = list(answers) if isinstance(answers, tuple) else [answers]
     for answer, value in zip(answers, [*following, *stacked]):
         answer.dtype = value.dtype
-    return answers[: len(states)], answers[len(states) :]
+    return list(answers[: len(states)]), list(answers[len(states) :])

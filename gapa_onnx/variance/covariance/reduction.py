@@ -88,7 +88,7 @@ def max_pool(node: TailNode, g: Value) -> Cotangents:
     apart = all(size <= stride for size, stride in zip(kernel, node.attr("strides") or [1] * len(kernel)))
     if node.opset < (11 if apart else 16):
         raise node.refuse(f"before opset {11 if apart else 16} its windows cannot be put back")
-    _, where = node.again(x.raw, outputs=2, storage_order=0)  # places in the whole of x
+    _, where = node.again_several(x.raw, outputs=2, storage_order=0)  # places in the whole of x
     where.dtype = np.dtype(np.int64)
     size = graph.reduce("ReduceProd", graph.slice(graph.shape(x.raw), 0, 2, None), [0])
     where = where - where / size * size  # in the channel

@@ -294,7 +294,7 @@ def channels_last_max_pool(node: NodeView) -> Value:
     def channels_second(t: Value) -> Value:
         return graph.emit("Transpose", t, perm=[0, 3, 1, 2])
 
-    _, where = graph.emit("MaxPool", channels_second(x.raw), outputs=2, **node.node.attrs)
+    _, where = graph.emit_several("MaxPool", channels_second(x.raw), outputs=2, **node.node.attrs)
     where.dtype = np.dtype(np.int64)
     flat = graph.emit("Reshape", channels_second(x.var), graph.ints(-1))
     return graph.emit("Transpose", graph.emit("Gather", flat, where, axis=0), perm=[0, 2, 3, 1])

@@ -66,10 +66,9 @@ def loop(node: NodeView) -> tuple[Value | None, ...]:
     twin_body = graph.to_body(inputs, outputs)
     node.graph.close(graph)
     # The twin's outputs: the mean states again, then the variance states, then the scanned variances.
-    answers = node.graph.emit(
+    answers = node.graph.emit_several(
         "Loop", *given, outputs=count + len(uncertain) + len(scans), dtype=node.output.dtype, body=twin_body
     )
-    answers = answers if isinstance(answers, tuple) else (answers,)
     variances = dict(zip([*uncertain, *scans], answers[count:]))
     return tuple(_typed(node, variances.get(p), p) for p in range(len(node.outputs)))
 
@@ -108,7 +107,7 @@ def scan(node: NodeView) -> tuple[Value | None, ...]:
     for name in ("scan_output_axes", "scan_output_directions"):
         if node.attr(name) is not None:
             attrs[name] = [node.attr(name)[p] for p in scans]
-    answers = node.graph.emit(
+    answers = node.graph.emit_several(
         "Scan",
         *(operand.raw for operand in states),
         *(_initial(states[p]) for p in uncertain),
@@ -119,7 +118,6 @@ def scan(node: NodeView) -> tuple[Value | None, ...]:
         body=twin_body,
         **attrs,
     )
-    answers = answers if isinstance(answers, tuple) else (answers,)
     variances = dict(zip([*uncertain, *(count + p for p in scans)], answers[count:]))
     return tuple(_typed(node, variances.get(p), p) for p in range(len(node.outputs)))
 
@@ -180,10 +178,9 @@ def _result(graph: VarianceGraph, tensor: gs.Tensor, found: dict[str, Value]) ->
 def _twin(
     node: NodeView, inputs: Sequence[Value], positions: Sequence[int], **bodies: gs.Graph
 ) -> dict[int, Value]:
-    answers = node.graph.emit(
+    answers = node.graph.emit_several(
         node.op_type, *inputs, outputs=len(positions), dtype=node.output.dtype, **bodies
     )
-    answers = answers if isinstance(answers, tuple) else (answers,)
     return {p: _typed(node, answer, p) for p, answer in zip(positions, answers)}
 
 

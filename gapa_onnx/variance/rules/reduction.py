@@ -184,7 +184,7 @@ def max_pool(node: NodeView) -> tuple[Value | None, ...]:
         raise node.refuse("MaxPool tells which element it took only from opset 8 on")
     x = node.inputs[0]
     # Row-major indices into the whole tensor, whatever order the source asks for.
-    _, where = node.again(x.raw, outputs=2, storage_order=0)
+    _, where = node.again_several(x.raw, outputs=2, storage_order=0)
     where.dtype = np.dtype(np.int64)
     flat = node.graph.emit("Reshape", x.var, node.graph.ints(-1))
     return (node.graph.emit("Gather", flat, where, axis=0), *[None] * (len(node.outputs) - 1))

@@ -243,7 +243,7 @@ def structural(*op_types: str, data: slice = slice(0, 1), domain: str = "") -> N
             variance_or_zeros(operand) if position in moved else (operand.raw if operand.present else None)
             for position, operand in enumerate(node.inputs)
         ]
-        return node.again(*inputs, outputs=len(node.outputs))
+        return node.again_several(*inputs, outputs=len(node.outputs))
 
     for op_type in op_types:
         _define(op_type, Rule(apply, Accuracy.EXACT, "the same node, on the variance"), domain)

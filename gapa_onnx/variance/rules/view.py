@@ -135,11 +135,16 @@ class NodeView:
     def attr(self, name: str, default: Any = None) -> Any:
         return self.node.attrs.get(name, default)
 
-    def again(self, *inputs: Value | None, outputs: int = 1, **changed: Any) -> Any:
-        """The same node on other inputs; `changed` attributes replace the source's, None drops one."""
+    def again(self, *inputs: Value | None, **changed: Any) -> Value:
+        """The same node on other inputs, for its one output; `changed` attributes replace the source's,
+        None drops one."""
+        return self.again_several(*inputs, outputs=1, **changed)[0]
+
+    def again_several(self, *inputs: Value | None, outputs: int, **changed: Any) -> tuple[Value, ...]:
+        """The same node on other inputs, with so many outputs; see `again`."""
         attrs = {k: v for k, v in {**self.node.attrs, **changed}.items() if v is not None}
         domain = self.node.domain or ""
-        return self.graph.emit(
+        return self.graph.emit_several(
             self.op_type, *inputs, outputs=outputs, domain=domain, dtype=self.output.dtype, **attrs
         )
 
