@@ -9,6 +9,7 @@ import numpy as np
 
 from gapa_onnx.variance.covariance.registry import Cotangents, TailNode, pullback
 from gapa_onnx.variance.graph import Value
+from gapa_onnx.variance.rules.linear import require_stored_statistics
 from gapa_onnx.variance.rules.view import Operand
 
 # -------------------------------------------------------------------------- matrices
@@ -64,8 +65,7 @@ def _transposed(node: TailNode, factor: Operand) -> Value:
 @pullback("BatchNormalization")
 def batch_normalization(node: TailNode, g: Value) -> Cotangents:
     """G γ / √(σ² + ε): affine with the stored statistics"""
-    if node.attr("training_mode", 0) or len(node.outputs) > 1:
-        raise node.refuse("it is in training mode: the output depends on the whole batch")
+    require_stored_statistics(node)
     x, scale, _, _, variance = node.inputs
     slope = scale.mean / (variance.mean + node.attr("epsilon", 1e-5)).sqrt()  # (c)
     return g * (node.graph.unsqueeze(slope, list(range(1, x.rank - 1))) if x.rank > 2 else slope)

@@ -22,8 +22,6 @@ from gapa_onnx.variance.sites import Site
 
 Node = gs.Node | VirtualNode
 ANOTHER_WAY = "use --covariance diag, or choose later sites with --sites"
-WITHOUT_SIGN = {"PRelu"}
-"""Composites that may hold the negative of a slope, which a variance does not see: their nodes are taken."""
 
 
 def output_covariance(
@@ -124,11 +122,7 @@ def _require_rows(output: gs.Tensor, opset: int) -> None:
 def _seen_as_one(graph: gs.Graph, visible: set[str]) -> list[Node]:
     """The nodes in order, composites in place of their groups where they have a pullback."""
     outputs = {tensor.name for tensor in graph.outputs} | visible
-    composites = {
-        id(c.last): c
-        for c in find_composites(graph, visible)
-        if c.node.op not in WITHOUT_SIGN and _pullback(c.node) is not None
-    }
+    composites = {id(c.last): c for c in find_composites(graph, visible) if _pullback(c.node) is not None}
     hidden = set().union(*(composite.hidden(outputs) for composite in composites.values()))
     return [
         composites[id(node)].node if id(node) in composites else node

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
 
 from gapa_onnx.variance.graph import Value
-from gapa_onnx.variance.rules.registry import Accuracy, deterministic, rule
+from gapa_onnx.variance.rules.registry import Accuracy, Gathered, Share, deterministic, rule
 from gapa_onnx.variance.rules.view import NodeView, Operand
 
 EXACT, FIRST_ORDER = Accuracy.EXACT, Accuracy.FIRST_ORDER
@@ -49,26 +49,35 @@ def _total(node: NodeView, value: Value, **changed: int) -> Value:
     return _reduced(node, "ReduceSum", value, **changed)
 
 
-@rule("ReduceSumSquare", accuracy=FIRST_ORDER)
-def reduce_sum_square(node: NodeView) -> Value:
-    """4 Σ_j x_j² v_j"""
-    x = node.inputs[0]
-    return 4 * _total(node, x.mean.squared * x.var)
+def _seen_as_gathered(node: NodeView) -> Gathered:
+    mean = node.inputs[0].mean
+    return Gathered(
+        mean, lambda: _reduced(node, node.op_type, mean, keepdims=1), lambda v: _total(node, v, keepdims=1)
+    )
 
 
-@rule("ReduceLogSum", accuracy=FIRST_ORDER)
+def reducing(op_type: str, share: Share, formula: str) -> None:
+    """Delta method: Σ_j share_j² v_j, where share_j is ∂y/∂x_j."""
+
+    @rule(op_type, accuracy=FIRST_ORDER, share=share, formula=formula)
+    def apply(node: NodeView) -> Value:
+        return _total(node, share(_seen_as_gathered(node)).squared * node.inputs[0].variance)
+
+
+reducing("ReduceSumSquare", lambda all: 2 * all.x, formula="4 Σ_j x_j² v_j")
+# exp(x - y) is the softmax.
+reducing(
+    "ReduceLogSumExp",
+    lambda all: (all.x - all.y).exp(),
+    formula="Σ_j p_j² v_j with p = exp(x - y), the softmax",
+)
+
+
+@rule("ReduceLogSum", accuracy=FIRST_ORDER, share=lambda all: all.x.graph.expand((-all.y).exp(), like=all.x))
 def reduce_log_sum(node: NodeView) -> Value:
     """Σ_j v_j / (Σ_j x_j)²"""
     x = node.inputs[0]
-    return _total(node, x.var) / _total(node, x.mean).squared
-
-
-@rule("ReduceLogSumExp", accuracy=FIRST_ORDER)
-def reduce_log_sum_exp(node: NodeView) -> Value:
-    """Σ_j p_j² v_j with p = exp(x - y), the softmax"""
-    x = node.inputs[0]
-    p = (x.mean - _reduced(node, "ReduceLogSumExp", x.mean, keepdims=1)).exp()
-    return _total(node, p.squared * x.var)
+    return _total(node, x.variance) / _total(node, x.mean).squared
 
 
 @rule("ReduceProd", accuracy=FIRST_ORDER)
@@ -109,7 +118,8 @@ def cumulative_product(node: NodeView) -> Value:
     return _same_node(node, nonzero).squared * (without + with_one)
 
 
-@rule("ReduceL1", "ReduceL2", accuracy=FIRST_ORDER)
+@rule("ReduceL1", accuracy=FIRST_ORDER, share=lambda all: (all.x > 0) - (all.x < 0))
+@rule("ReduceL2", accuracy=FIRST_ORDER, share=lambda all: all.x / (all.y + (all.y <= 0)))  # 0 has no slope
 def reduce_norm(node: NodeView) -> Value:
     """Σ_j (|x_j| / y)^(2p-2) v_j with the expected squares x² + v"""
     return _norm(node.inputs[0], int(node.op_type[-1]), lambda value: _total(node, value))
@@ -190,35 +200,58 @@ def max_pool(node: NodeView) -> tuple[Value | None, ...]:
     return (node.graph.emit("Gather", flat, where, axis=0), *[None] * (len(node.outputs) - 1))
 
 
-@rule("GlobalMaxPool", accuracy=FIRST_ORDER)
+def _largest(x: Value, y: Value) -> Value:
+    return x >= y
+
+
+def _smallest(x: Value, y: Value) -> Value:
+    return x <= y
+
+
+def _tied(chosen: Callable[[Value, Value], Value]) -> Share:
+    """1 of the element that an extremum came from; those that tie share it."""
+
+    def share(all: Gathered) -> Value:
+        mask = chosen(all.x, all.y)
+        return mask / all.total(mask)
+
+    return share
+
+
+@rule("GlobalMaxPool", accuracy=FIRST_ORDER, share=_tied(_largest))
 def global_max_pool(node: NodeView) -> Value:
     """The variance of the element that the maximum came from; ties share it."""
     x = node.inputs[0]
-    return _of_chosen(node, x, x.mean >= node.output.mean, list(range(2, x.rank)), keepdims=True)
+    return _of_chosen(node, _largest(x.mean, node.output.mean), list(range(2, x.rank)), keepdims=True)
 
 
-@rule("ReduceMax", "ReduceMin", accuracy=FIRST_ORDER)
+@rule("ReduceMax", accuracy=FIRST_ORDER, share=_tied(_largest))
+@rule("ReduceMin", accuracy=FIRST_ORDER, share=_tied(_smallest))
 def reduce_extremum(node: NodeView) -> Value:
     """The variance of the element that the extremum came from; ties share it."""
-    x = node.inputs[0]
-    axes = node.attr("axes")
-    if node.input(1) is not None:
-        axes = node.input(1).constant
+    x, axes = node.inputs[0], constant_axes(node)
+    if not axes:
+        return x.variance
+    extremum = node.graph.reduce(node.op_type, x.mean, axes, keepdims=True)
+    chosen = (_largest if node.op_type == "ReduceMax" else _smallest)(x.mean, extremum)
+    return _of_chosen(node, chosen, axes, keepdims=bool(node.attr("keepdims", 1)))
+
+
+def constant_axes(node: NodeView) -> list[int]:
+    """The axes of a reduction, as they are written; empty where nothing is reduced."""
+    axes, given = node.attr("axes"), node.input(1)
+    if given is not None:
+        axes = given.constant
         if axes is None:
             raise node.refuse("its axes are not constant")
     if axes is None or len(axes) == 0:
-        if node.attr("noop_with_empty_axes", 0):
-            return x.var
-        axes = range(x.rank)
-    axes = [int(axis) for axis in axes]
-    extremum = node.graph.reduce(node.op_type, x.mean, axes, keepdims=True)
-    chosen = x.mean >= extremum if node.op_type == "ReduceMax" else x.mean <= extremum
-    return _of_chosen(node, x, chosen, axes, keepdims=bool(node.attr("keepdims", 1)))
+        axes = [] if node.attr("noop_with_empty_axes", 0) else range(node.inputs[0].rank)
+    return [int(axis) for axis in axes]
 
 
-def _of_chosen(node: NodeView, x: Operand, chosen: Value, axes: list[int], keepdims: bool) -> Value:
-    reduce = node.graph.reduce
-    return reduce("ReduceSum", chosen * x.var, axes, keepdims) / reduce("ReduceSum", chosen, axes, keepdims)
+def _of_chosen(node: NodeView, chosen: Value, axes: Sequence[int], keepdims: bool) -> Value:
+    var, reduce = node.inputs[0].variance, node.graph.reduce
+    return reduce("ReduceSum", chosen * var, axes, keepdims) / reduce("ReduceSum", chosen, axes, keepdims)
 
 
 def _normalised_sum(node: NodeView, terms: Value) -> Value:

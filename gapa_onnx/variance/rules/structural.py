@@ -11,6 +11,7 @@ from gapa_onnx.model.dtypes import is_float, is_whole, variance_dtype
 from gapa_onnx.variance.rules.registry import (
     Accuracy,
     deterministic,
+    of_every_node,
     refused,
     rule,
     structural,
@@ -22,7 +23,15 @@ from gapa_onnx.variance.values import Deferred, Part, Partial, Value
 structural("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")
 structural("Slice", "Split", "Gather", "GatherElements", "GatherND", "Expand", "Tile")
 structural("DepthToSpace", "SpaceToDepth", "Compress", "ReverseSequence", "Trilu")
-structural("Where", data=slice(1, None))
+structural(
+    "Where",
+    data=slice(1, None),
+    slopes=of_every_node(
+        None,
+        lambda y, condition, a, b: a.graph.cast(condition, a.dtype),
+        lambda y, condition, a, b: 1 - a.graph.cast(condition, a.dtype),
+    ),
+)
 
 deterministic(
     "it depends on shapes or constants only",
@@ -65,10 +74,15 @@ def identity(node: NodeView) -> Value:
 @rule("Dropout", accuracy=Accuracy.EXACT)
 def dropout(node: NodeView) -> tuple[Value | None, ...]:
     """v, unchanged: nothing is dropped at inference."""
-    training = node.input(2)
+    require_inference(node)
+    return (node.inputs[0].var, *[None] * (len(node.outputs) - 1))
+
+
+def require_inference(node: NodeView) -> None:
+    """Refuse a Dropout that may drop something."""
+    training = node.input(2) if node.op_type == "Dropout" else None
     if training is not None and (training.constant is None or bool(np.any(training.constant))):
         raise node.refuse("training_mode may be on: elements are dropped at random")
-    return (node.inputs[0].var, *[None] * (len(node.outputs) - 1))
 
 
 @rule("Cast", accuracy=Accuracy.EXACT)

@@ -40,6 +40,13 @@ class Operand:
         return self.var is None
 
     @property
+    def variance(self) -> Value:
+        """The variance of an operand that a rule takes for uncertain."""
+        if self.var is None:
+            raise ValueError(f"{self.tensor.name!r} is certain: it has no variance")
+        return self.var
+
+    @property
     def raw(self) -> Value:
         """The tensor in its own type."""
         if isinstance(self.tensor.dtype, int):
