@@ -38,9 +38,11 @@ def mean(node: TailNode, g: Value) -> Cotangents:
     """G / n for each of the n elements"""
     x, axes = node.inputs[0], _axes(node)
     g = _with_axes(node, g, axes)
-    sizes = [x.shape[axis] for axis in axes]
-    if all(isinstance(size, int) for size in sizes):
-        n = prod(sizes)
+    sizes = [x.sizes[axis] for axis in axes]
+    known = [size for size in sizes if isinstance(size, int)]
+    n: Value | float
+    if len(known) == len(sizes):
+        n = prod(known)
     else:
         n = node.graph.count(x.raw, g.dtype) / node.graph.count(node.output.raw, g.dtype)
     return node.spread(g / n, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -20,7 +21,7 @@ from gapa_onnx.variance.qdq import reading_graph
 from gapa_onnx.variance.rules import Deterministic, Refused, VirtualNode, behaviour
 from gapa_onnx.variance.sites import Site
 
-Node = gs.Node | VirtualNode
+Node: TypeAlias = gs.Node | VirtualNode
 ANOTHER_WAY = "use --covariance diag, or choose later sites with --sites"
 
 
@@ -177,7 +178,7 @@ def _pull(graph: VarianceGraph, tail: _Tail) -> dict[str, Value]:
                 refused.append(RefusedNode(node.name or name, operator, str(refusal)))
                 found = [graph.tensor(f"{t.name}/jac", variance_dtype(t.dtype)) for t in node.inputs]
             for tensor, g in zip(node.inputs, found):
-                if tensor.name in tail.uncertain:
+                if tensor.name in tail.uncertain and g is not None:
                     before = cotangents.get(tensor.name)
                     cotangents[tensor.name] = g if before is None else before + g
     if refused:
@@ -197,9 +198,10 @@ def _through(view: TailNode) -> Sequence[Value | None]:
     first, *others = view.cotangents
     if not entry.several and (first is None or any(g is not None for g in others)):
         raise view.refuse("more than its first output is read")
-    found = entry.apply(view, first)
-    found = found if isinstance(found, tuple) else (found,)
-    found = [*found, *[None] * (len(view.inputs) - len(found))]
+    arrived = next(g for g in view.cotangents if g is not None)
+    stated = entry.apply(view, arrived)
+    stated = stated if isinstance(stated, tuple) else (stated,)
+    found = [*stated, *[None] * (len(view.inputs) - len(stated))]
     for operand, g in zip(view.inputs, found):
         if not operand.certain and g is None:
             raise view.refuse(f"its input {operand.tensor.name!r} is uncertain")

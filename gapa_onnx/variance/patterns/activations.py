@@ -112,7 +112,7 @@ def hard_swish(y: Gated) -> Spelled | None:
     """x clip(x / 6 + 1/2, 0, 1)"""
     line = _bent_line(y.gate, y.c) if not y.inverse else None
     found = polynomial(line.z, y.x) if line is not None else None
-    if found is None:
+    if line is None or found is None:
         return None
     scaled = {power: line.alpha * value for power, value in found.items()}
     scaled[0] = scaled.get(0, 0) + line.beta

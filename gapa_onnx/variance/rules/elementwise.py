@@ -8,6 +8,7 @@ the one from the flat side (Relu at 0: 0), which is what a unit that is switched
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from math import log, pi, sqrt
 
 from gapa_onnx.variance.graph import Value
@@ -128,7 +129,7 @@ elementwise("Atanh", lambda y, x: 1 / (1 - x * x))
 # -------------------------------------------------------------------------- activations
 
 
-def _gelu_slope(y: Value, x: Value, *, approximate="none") -> Value:
+def _gelu_slope(y: Value, x: Value, *, approximate: str = "none") -> Value:
     if approximate == "tanh":
         inner = sqrt(2 / pi) * (x + 0.044715 * (x * x * x))
         t = inner.tanh()
@@ -143,29 +144,29 @@ def _mish_slope(y: Value, x: Value) -> Value:
     return t + x * x.sigmoid() * (1 - t * t)
 
 
-def _swish_slope(y: Value, x: Value, *, alpha=1.0) -> Value:
+def _swish_slope(y: Value, x: Value, *, alpha: float = 1.0) -> Value:
     s = (alpha * x).sigmoid()
     return s + alpha * x * s * (1 - s)
 
 
-def _leaky_slope(y: Value, x: Value, *, alpha=0.01) -> Value:
+def _leaky_slope(y: Value, x: Value, *, alpha: float = 0.01) -> Value:
     on = (y if alpha >= 0 else x) > 0  # y has the sign of x unless the slope is negative
     return on + alpha * (1 - on)
 
 
-def _elu_slope(y: Value, x: Value, *, alpha=1.0) -> Value:
+def _elu_slope(y: Value, x: Value, *, alpha: float = 1.0) -> Value:
     on = x > 0
     return on + (1 - on) * (y + alpha)  # α eˣ = y + α
 
 
 def _selu_slope(
-    y: Value, x: Value, *, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875
+    y: Value, x: Value, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Value:
     on = x > 0
     return gamma * on + (1 - on) * (y + alpha * gamma)
 
 
-def _celu_slope(y: Value, x: Value, *, alpha=1.0) -> Value:
+def _celu_slope(y: Value, x: Value, *, alpha: float = 1.0) -> Value:
     on = x > 0
     return on + (1 - on) * (1 + y / alpha)
 
@@ -230,7 +231,7 @@ def _clip_slopes(node: NodeView) -> list[Slope | None]:
 
     def of_x(y: Value, x: Value, *bounds: Value) -> Value | float:
         within = list(masks(y, bounds).values())
-        return y.graph.as_mask(within[0] * within[1]) if len(within) == 2 else within[0] if within else 1
+        return reduce(Value.__mul__, within) if within else 1
 
     def of_min(y: Value, x: Value, *bounds: Value) -> Value:
         within = masks(y, bounds)

@@ -23,7 +23,7 @@ def batch_normalization(node: NodeView) -> Value:
         return x.var.each(
             lambda *part: _stretched(node, part[2], lambda p: node.graph.slice(p, 0, *part[:2]))
         )
-    return _stretched(node, x.var, lambda parameter: parameter)
+    return _stretched(node, x.variance, lambda parameter: parameter)
 
 
 def require_stored_statistics(node: NodeView) -> None:

@@ -21,6 +21,7 @@ not from the floats between a layer and its QuantizeLinear, which a runtime comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -28,7 +29,14 @@ import onnx
 
 from gapa_onnx.variance.graph import Value
 from gapa_onnx.variance.rules.reduction import average_pool, softmax_spread
-from gapa_onnx.variance.rules.registry import Accuracy, deterministic, refused, rule, variance_or_zeros
+from gapa_onnx.variance.rules.registry import (
+    Accuracy,
+    deterministic,
+    refused,
+    rule,
+    total_of,
+    variance_or_zeros,
+)
 from gapa_onnx.variance.rules.view import NodeView, Operand, VirtualNode
 
 EXACT, FIRST_ORDER = Accuracy.EXACT, Accuracy.FIRST_ORDER
@@ -80,7 +88,8 @@ def _steps(node: NodeView, at: int, zero: Factor) -> Value:
 def _unsaturated(node: NodeView) -> Value:
     """1 inside the output's range of numbers, 0 at its ends."""
     held, dtype = _held(node, node.output)
-    limits = ml_dtypes.iinfo(dtype) if "int" in dtype.name else ml_dtypes.finfo(dtype)
+    # ml_dtypes, which knows more types than numpy, has no type annotations.
+    limits: Any = ml_dtypes.iinfo(dtype) if "int" in dtype.name else ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     return (held > float(limits.min)) * (held < float(limits.max))
 
 
@@ -111,7 +120,7 @@ def _spread_scale(node: NodeView) -> Factor:
 def quantize(node: NodeView) -> Value:
     """v / s² inside the range of the integers, 0 at its ends."""
     scale = _spread_scale(node)
-    return node.inputs[0].var / (scale * scale) * _unsaturated(node)
+    return node.inputs[0].variance / (scale * scale) * _unsaturated(node)
 
 
 @rule("DequantizeLinear", accuracy=EXACT)
@@ -119,14 +128,14 @@ def quantize(node: NodeView) -> Value:
 def dequantize(node: NodeView) -> Value:
     """v s²"""
     scale = _spread_scale(node)
-    return node.inputs[0].var * (scale * scale)
+    return node.inputs[0].variance * (scale * scale)
 
 
 @rule("DynamicQuantizeLinear", accuracy=FIRST_ORDER)
 def dynamic_quantize(node: NodeView) -> tuple[Value | None, ...]:
     """v / s²; the range is that of the data, so nothing is saturated. Scale and zero point are certain:
     whatever they are, (q - z) s is x."""
-    return (node.inputs[0].var / node.outputs[1].mean.squared, None, None)
+    return (node.inputs[0].variance / node.outputs[1].mean.squared, None, None)
 
 
 # ----------------------------------------------------------------------------- layers
@@ -146,20 +155,21 @@ def _product(
     square = factor * factor
     terms = []
     if not x.certain:
-        terms.append(f(x.var, b.squared * square))
+        terms.append(f(x.variance, b.squared * square))
     if not w.certain:
         if x.tensor.name == w.tensor.name:
             raise node.refuse("a tensor is multiplied by itself: its factors are not independent")
-        terms.append(f(a.squared, w.var * square))
+        terms.append(f(a.squared, w.variance * square))
     if not x.certain and not w.certain:
-        terms.append(f(x.var, w.var * square))
+        terms.append(f(x.variance, w.variance * square))
     if not terms:
         raise node.refuse("only its data and its weights may be uncertain")
     return sum(terms[1:], terms[0])
 
 
 def _no_uncertain_bias(node: NodeView, at: int) -> None:
-    if node.input(at) is not None and not node.input(at).certain:
+    bias = node.input(at)
+    if bias is not None and not bias.certain:
         raise node.refuse("its bias is uncertain")
 
 
@@ -313,10 +323,10 @@ def qlinear_add(node: NodeView) -> Value:
     a, b, scale = node.inputs[0], node.inputs[3], _one(node, 6)
     slopes = [_one(node, 1) / scale, _one(node, 4) / scale]
     if a.tensor.name == b.tensor.name:
-        total = a.var * (slopes[0] + slopes[1]) * (slopes[0] + slopes[1])
+        total = a.variance * (slopes[0] + slopes[1]) * (slopes[0] + slopes[1])
     else:
-        terms = [x.var * (slope * slope) for x, slope in zip((a, b), slopes) if not x.certain]
-        total = sum(terms[1:], terms[0])
+        pairs = zip((a, b), slopes)
+        total = total_of([x.var * (slope * slope) for x, slope in pairs if x.var is not None])
     return total * _unsaturated(node)
 
 
@@ -327,7 +337,7 @@ def qlinear_mul(node: NodeView) -> Value:
     steps_a, steps_b = _steps(node, 0, _one(node, 2)), _steps(node, 3, _one(node, 5))
     factor = _one(node, 1) * _one(node, 4) / _one(node, 6)
     if a.tensor.name == b.tensor.name:
-        total = a.var * (steps_a + steps_b).squared
+        total = a.variance * (steps_a + steps_b).squared
     else:
         pairs = ((a.var, steps_b.squared), (b.var, steps_a.squared), (a.var, b.var))
         terms = [left * right for left, right in pairs if left is not None and right is not None]
@@ -340,7 +350,7 @@ def _unary(node: NodeView, slope: Callable[[Value, Value], Value | float]) -> Va
     x = _steps(node, 0, _one(node, 2)) * _one(node, 1)
     y = _steps_of_output(node) * _one(node, 3)
     factor = slope(x, y) * (_one(node, 1) / _one(node, 3))
-    return node.inputs[0].var * (factor * factor) * _unsaturated(node)
+    return node.inputs[0].variance * (factor * factor) * _unsaturated(node)
 
 
 def _steps_of_output(node: NodeView, zero: int = 4) -> Value:
@@ -374,7 +384,7 @@ def qlinear_softmax(node: NodeView) -> Value:
 
     p = _steps_of_output(node) * _one(node, 3)
     factor = p * (_one(node, 1) / _one(node, 3))
-    return factor * factor * softmax_spread(p, node.inputs[0].var, total) * _unsaturated(node)
+    return factor * factor * softmax_spread(p, node.inputs[0].variance, total) * _unsaturated(node)
 
 
 @rule("QLinearAveragePool", accuracy=FIRST_ORDER, domain=MICROSOFT)
@@ -397,7 +407,7 @@ def qlinear_global_average_pool(node: NodeView) -> Value:
     axes = list(range(first, first + x.rank - 2))
     size = count(x.raw, x.dtype) / count(node.output.raw, x.dtype)
     ratio = _one(node, 1) / _one(node, 3)
-    return node.graph.reduce("ReduceMean", x.var, axes) / size * (ratio * ratio) * _unsaturated(node)
+    return node.graph.reduce("ReduceMean", x.variance, axes) / size * (ratio * ratio) * _unsaturated(node)
 
 
 @rule("QLinearConcat", accuracy=FIRST_ORDER, domain=MICROSOFT)

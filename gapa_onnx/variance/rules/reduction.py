@@ -22,13 +22,13 @@ def _same_node(node: NodeView, value: Value) -> Value:
 @rule("ReduceSum", accuracy=EXACT)
 def reduce_sum(node: NodeView) -> Value:
     """Σ_j v_j"""
-    return _same_node(node, node.inputs[0].var)
+    return _same_node(node, node.inputs[0].variance)
 
 
 @rule("ReduceMean", "GlobalAveragePool", accuracy=EXACT)
 def mean(node: NodeView) -> Value:
     """Σ_j v_j / n²"""
-    var, count = node.inputs[0].var, node.graph.count
+    var, count = node.inputs[0].variance, node.graph.count
     average = _same_node(node, var)
     # Variances are counted: another reader of the means would keep transposes from moving past them.
     return average / (count(var, var.dtype) / count(average, var.dtype))
@@ -38,8 +38,9 @@ def _reduced(node: NodeView, op_type: str, value: Value, **changed: int) -> Valu
     """Another reduction over the axes of the node."""
     attrs = {name: node.attr(name) for name in ("keepdims", "noop_with_empty_axes")} | changed
     attrs = {name: setting for name, setting in attrs.items() if setting is not None}
-    if node.input(1) is not None:
-        return node.graph.emit(op_type, value, node.input(1).raw, **attrs)
+    axes = node.input(1)
+    if axes is not None:
+        return node.graph.emit(op_type, value, axes.raw, **attrs)
     if node.attr("axes") is not None:
         return node.graph.reduce(op_type, value, node.attr("axes"), bool(attrs.get("keepdims", 1)))
     return node.graph.emit(op_type, value, **attrs)
@@ -87,7 +88,7 @@ def reduce_prod(node: NodeView) -> Value:
     zero, nonzero = _zeros_apart(x.mean)
     others = _reduced(node, "ReduceProd", nonzero, keepdims=1) / nonzero
     alone = _total(node, zero, keepdims=1) - zero < 0.5  # none of the others is 0
-    return _total(node, (alone * others).squared * x.var)
+    return _total(node, (alone * others).squared * x.variance)
 
 
 def _zeros_apart(x: Value) -> tuple[Value, Value]:
@@ -99,7 +100,7 @@ def _zeros_apart(x: Value) -> tuple[Value, Value]:
 @rule("CumSum", accuracy=EXACT)
 def cumulative_sum(node: NodeView) -> Value:
     """Σ_j v_j over the elements summed"""
-    return _same_node(node, node.inputs[0].var)
+    return _same_node(node, node.inputs[0].variance)
 
 
 @rule("CumProd", accuracy=FIRST_ORDER)
@@ -113,8 +114,8 @@ def cumulative_product(node: NodeView) -> Value:
     zero, nonzero = _zeros_apart(x.mean)
     zeros = total(zero)
     # One zero among the elements: only its own slope is left. Two: none.
-    without = (zeros < 0.5) * total(x.var / nonzero.squared)
-    with_one = (zeros > 0.5) * (zeros < 1.5) * total(zero * x.var)
+    without = (zeros < 0.5) * total(x.variance / nonzero.squared)
+    with_one = (zeros > 0.5) * (zeros < 1.5) * total(zero * x.variance)
     return _same_node(node, nonzero).squared * (without + with_one)
 
 
@@ -139,8 +140,8 @@ def _norm(x: Operand, p: int, total: Callable[[Value], Value]) -> Value:
     there is no slope, the variance becomes a mean of those that come in.
     """
     if p == 1:
-        return total(x.var)
-    square = x.mean.squared + x.var
+        return total(x.variance)
+    square = x.mean.squared + x.variance
 
     def power(value: Value, exponent: float) -> Value:
         if exponent == 1:
@@ -149,14 +150,14 @@ def _norm(x: Operand, p: int, total: Callable[[Value], Value]) -> Value:
 
     norm = total(power(square, p / 2))  # y^p
     norm = norm + (norm <= 0)  # certain zeros only: 0 / 1
-    return total(power(square, p - 1) * x.var) / power(norm, (2 * p - 2) / p)
+    return total(power(square, p - 1) * x.variance) / power(norm, (2 * p - 2) / p)
 
 
 @rule("AveragePool", accuracy=EXACT)
 def average_pool(node: NodeView) -> Value:
     """Σ_j v_j / n², with n the number of elements that the window averages over."""
     x = node.inputs[0]
-    window = prod(node.attr("kernel_shape"))
+    window: int = prod(node.attr("kernel_shape"))
     pooled = node.again(x.var)
     ones = node.graph.zeros(x.mean) + 1
     padding = node.attr("auto_pad", "NOTSET")
@@ -284,7 +285,7 @@ def softmax_spread(p: Value, v: Value, total: Callable[[Value], Value]) -> Value
 
 
 def _against_mean(node: NodeView, p: Value) -> Value:
-    return softmax_spread(p, node.inputs[0].var, lambda terms: _normalised_sum(node, terms))
+    return softmax_spread(p, node.inputs[0].variance, lambda terms: _normalised_sum(node, terms))
 
 
 @rule("Softmax", accuracy=FIRST_ORDER)

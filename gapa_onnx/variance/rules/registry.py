@@ -134,6 +134,15 @@ def behaviour(domain: str | None, op_type: str) -> Behaviour:
     return Refusal(f"no rule for {domain + '::' if domain else ''}{op_type} yet")
 
 
+def variance_by_rule(node: NodeView) -> Value | None:
+    """The variance of the first output of a node that a rule made up, by the rule of its operator."""
+    entry = behaviour(node.node.domain, node.op_type)
+    if not isinstance(entry, Rule):
+        raise node.refuse(f"no rule for {node.op_type}")
+    found = entry.apply(node)
+    return found[0] if isinstance(found, tuple) else found
+
+
 def _define(op_type: str, entry: Behaviour, domain: str = "") -> None:
     if (domain, op_type) in TABLE:
         raise ValueError(f"{op_type} has a behaviour already")
@@ -269,7 +278,7 @@ def total_of(terms: Sequence[Value]) -> Value:
 def bilinear(*op_types: str, domain: str = "", **squared_attributes: float) -> None:
     """y = f(a, b) + c. Named attributes are factors of f and are squared; their values are defaults."""
 
-    def apply(node: NodeView) -> Value:
+    def apply(node: NodeView) -> Value | None:
         a, b = node.inputs[:2]
         if not a.certain and a.tensor.name == b.tensor.name:
             raise node.refuse("a tensor is multiplied by itself: its factors are not independent")
@@ -278,26 +287,26 @@ def bilinear(*op_types: str, domain: str = "", **squared_attributes: float) -> N
         no_bias = (
             [node.graph.constant(np.zeros(1, a.dtype))] if node.op_type == "Gemm" and node.opset < 11 else []
         )
-        if not a.certain and b.certain:
+        if a.var is not None and b.var is None:
             return _with_bias(node, Layer.of(node, b, no_bias, scale)(a.var))
-        pairs = []
-        if not a.certain:
+        pairs: list[tuple[Value, Value]] = []
+        if a.var is not None:
             pairs.append((a.var, b.mean.squared))
-        if not b.certain:
+        if b.var is not None:
             pairs.append((a.mean.squared, b.var))
-        if not a.certain and not b.certain:
+        if a.var is not None and b.var is not None:
             pairs.append((a.var, b.var))
         terms = [node.again(*pair, *no_bias, **scale) for pair in pairs]
-        return _with_bias(node, sum(terms[1:], terms[0]) if terms else None)
+        return _with_bias(node, total_of(terms) if terms else None)
 
     for op_type in op_types:
         formula = "f(v_a, b²) + f(a², v_b) + f(v_a, v_b)"
         _define(op_type, Rule(apply, Accuracy.EXACT, formula, linear=True), domain)
 
 
-def _with_bias(node: NodeView, total: Value | None) -> Value:
+def _with_bias(node: NodeView, total: Value | None) -> Value | None:
     bias = node.input(2)
-    if bias is None or bias.certain:
+    if bias is None or bias.var is None:
         return total
     if node.op_type != "Gemm":
         raise node.refuse("an uncertain bias is supported by Gemm only")

@@ -46,7 +46,9 @@ def top_k(node: NodeView) -> tuple[Value, None]:
     axis %= x.rank
     elements, value = graph.unsqueeze(x.mean, [axis + 1]), graph.unsqueeze(node.output.mean, [axis])
     chosen = (elements >= value) * (elements <= value)  # (…, n, k, …)
-    total = graph.reduce("ReduceSum", chosen * graph.unsqueeze(x.var, [axis + 1]), [axis], keepdims=False)
+    total = graph.reduce(
+        "ReduceSum", chosen * graph.unsqueeze(x.variance, [axis + 1]), [axis], keepdims=False
+    )
     return total / graph.reduce("ReduceSum", chosen, [axis], keepdims=False), None
 
 
