@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import pytest
 from cases import CASES, Case
-from covariance_checks import Gelu
 from onnx.reference import ReferenceEvaluator
-from rule_checks import STEP, Erf, session
+from support.covariance_checks import Gelu
+from support.rule_checks import STEP, Erf, session
 
 from gapa_onnx.model.load import load
 from gapa_onnx.model.splice import splice
