@@ -11,7 +11,7 @@ from math import pi
 import numpy as np
 
 from gapa_onnx.variance.graph import Value
-from gapa_onnx.variance.rules.normalisation import lp_normalization
+from gapa_onnx.variance.rules.norms import lp_normalization
 from gapa_onnx.variance.rules.registry import (
     Accuracy,
     deterministic,
