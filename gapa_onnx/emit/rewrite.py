@@ -169,7 +169,7 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> tuple[Val
         ]
         # A call of a function lists all its outputs, also the one that nobody reads.
         names = (f"{prefix}/share", f"{prefix}/neighbours")
-        share, _ = graph.emit(schema.name, query, *constants, outputs=2, domain=DOMAIN, names=names)
+        share, _ = graph.emit_several(schema.name, query, *constants, outputs=2, domain=DOMAIN, names=names)
         half_way = graph.constant(np.float32(1), f"{prefix}/half_way")
         amplitude = graph.constant(fit.prior_var, f"{prefix}/amplitude")
         levelled = graph.emit("Div", share, share + half_way, names=[f"{prefix}/levelled"])

@@ -97,7 +97,7 @@ class FunctionBody(GraphBuilder):
         with some.scope(f"{name}/some"):
             otherwise = some.to_body([], some.topk(some.adopt(x), count.within(some), -1), ranks=(2, 2))
         dtypes = (x.dtype, np.int64)
-        best, where = self.emit(
+        best, where = self.emit_several(
             "If", empty, outputs=2, dtypes=dtypes, then_branch=then, else_branch=otherwise
         )
         return self.rename(best, name), self.rename(where, f"{name}_rows")

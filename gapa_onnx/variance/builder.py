@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -137,8 +137,26 @@ class GraphBuilder:
 
     # ------------------------------------------------------------------- nodes
 
-    @overload
     def emit(
+        self,
+        op_type: str,
+        *inputs: Value | None,
+        dtype: DType | None = None,
+        domain: str = "",
+        names: Sequence[str] | None = None,
+        is_mask: bool = False,
+        **attrs: Any,
+    ) -> Value:
+        """Emit a node and return its one output.
+
+        It has the first input's type unless `dtype` says otherwise, and a name of the graph's choice unless `names`
+        gives it; a named node is never shared.
+        """
+        return self.emit_several(
+            op_type, *inputs, outputs=1, dtype=dtype, domain=domain, names=names, is_mask=is_mask, **attrs
+        )[0]
+
+    def emit_several(
         self,
         op_type: str,
         *inputs: Value | None,
@@ -147,49 +165,19 @@ class GraphBuilder:
         dtypes: Sequence[DType] | None = None,
         domain: str = "",
         names: Sequence[str] | None = None,
-        **attrs: Any,
-    ) -> tuple[Value, ...]: ...
-
-    @overload
-    def emit(
-        self,
-        op_type: str,
-        *inputs: Value | None,
-        outputs: None = None,
-        dtype: DType | None = None,
-        domain: str = "",
-        names: Sequence[str] | None = None,
         is_mask: bool = False,
         **attrs: Any,
-    ) -> Value: ...
-
-    def emit(
-        self,
-        op_type: str,
-        *inputs: Value | None,
-        outputs: int | None = None,
-        dtype: DType | None = None,
-        dtypes: Sequence[DType] | None = None,
-        domain: str = "",
-        names: Sequence[str] | None = None,
-        is_mask: bool = False,
-        **attrs: Any,
-    ) -> Value | tuple[Value, ...]:
-        """Emit a node and return its output; a tuple of them where `outputs` says how many there are.
-
-        Outputs have the first input's type unless `dtype` or, one by one, `dtypes` say otherwise, and a name of
-        the graph's choice unless `names` gives them; a named node is never shared.
-        """
-        count = outputs or 1
-        if names is not None and len(names) != count:
-            raise ValueError(f"{op_type} has {count} outputs and {len(names)} names")
+    ) -> tuple[Value, ...]:
+        """As `emit`, for a node with so many outputs; their types may be given one by one."""
+        if names is not None and len(names) != outputs:
+            raise ValueError(f"{op_type} has {outputs} outputs and {len(names)} names")
         read = tuple(i.name if i is not None else "" for i in inputs)
-        key = (domain, op_type, read, count, tuple(names or ()), repr(sorted(attrs.items())))
+        key = (domain, op_type, read, outputs, tuple(names or ()), repr(sorted(attrs.items())))
         if key not in self._known:
             if dtypes is None:
                 one = dtype if dtype is not None else next(i for i in inputs if i is not None).dtype
-                dtypes = [one] * count
-            made = [self.unique(n) for n in names or ()] or [self._next_name(op_type) for _ in range(count)]
+                dtypes = [one] * outputs
+            made = [self.unique(n) for n in names or ()] or [self._next_name(op_type) for _ in range(outputs)]
             variables = [gs.Variable(name) for name in made]
             self._tensors.update(zip(made, variables))
             tensors = [self._tensors[name] if name else gs.Variable.empty() for name in read]
@@ -201,7 +189,7 @@ class GraphBuilder:
             )
         elif is_mask and not self._known[key][0].is_mask:
             self._known[key] = tuple(value.as_mask() for value in self._known[key])
-        return self._known[key][0] if outputs is None else self._known[key]
+        return self._known[key]
 
     # ---------------------------------- what differs between versions of ONNX
 
@@ -303,7 +291,7 @@ class GraphBuilder:
     def split(self, value: Value, parts: int, axis: int) -> list[Value]:
         """Equal parts of an axis. Their number must be told apart from their outputs from opset 18 on."""
         count: dict[str, Any] = {"num_outputs": parts} if self.opset >= 18 else {}
-        return list(self.emit("Split", value, outputs=parts, axis=axis, **count))
+        return list(self.emit_several("Split", value, outputs=parts, axis=axis, **count))
 
     def topk(self, value: Value, count: int | Value, axis: int) -> tuple[Value, Value]:
         """The largest elements of an axis in descending order, and their indices; the first of equal ones
@@ -311,11 +299,11 @@ class GraphBuilder:
         both = (value.dtype, np.int64)
         if self.opset >= 10:
             count = count if isinstance(count, Value) else self.ints(count)
-            values, indices = self.emit("TopK", value, count, outputs=2, dtypes=both, axis=axis)
+            values, indices = self.emit_several("TopK", value, count, outputs=2, dtypes=both, axis=axis)
         elif isinstance(count, Value):
             raise ValueError("TopK takes its count as an input from opset 10 on")
         else:
-            values, indices = self.emit("TopK", value, outputs=2, dtypes=both, axis=axis, k=count)
+            values, indices = self.emit_several("TopK", value, outputs=2, dtypes=both, axis=axis, k=count)
         return values, indices
 
     def where(self, condition: Value, a: Value, b: Value) -> Value:

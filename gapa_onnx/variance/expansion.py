@@ -49,7 +49,13 @@ def schema_with_body(domain: str | None, op_type: str, opset: int) -> onnx.defs.
         schema = onnx.defs.get_schema(op_type, opset, domain or "")
     except onnx.defs.SchemaError:
         return None
-    return schema if schema.has_function or schema.has_context_dependent_function else None
+    return schema if has_body(schema) else None
+
+
+def has_body(schema: onnx.defs.OpSchema) -> bool:
+    """Whether the standard defines the operator by a function, be it one that depends on the node."""
+    # The type stubs of onnx leave out both of these.
+    return bool(getattr(schema, "has_function") or getattr(schema, "has_context_dependent_function"))  # noqa: B009
 
 
 def _call(node: gs.Node, opset: int) -> onnx.ModelProto:
@@ -60,4 +66,5 @@ def _call(node: gs.Node, opset: int) -> onnx.ModelProto:
     fed = list({tensor.name: tensor for tensor in inputs if tensor.name}.values())
     named = [tensor for tensor in outputs if tensor.name]
     graph = gs.Graph([alone], fed, named, name="call", opset=opset)
-    return gs.export_onnx(graph, do_type_check=False, ir_version=10)
+    model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False, ir_version=10)
+    return model

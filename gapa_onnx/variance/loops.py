@@ -59,5 +59,7 @@ def loop(
     closed = inner.to_body(inputs, results, None if ranks is None else (0, *ranks))
     graph.close(inner)
     dtypes = [value.dtype for value in (*following, *stacked)]
-    answers = graph.emit("Loop", count, None, *states, outputs=len(dtypes), dtypes=dtypes, body=closed)
+    answers = graph.emit_several(
+        "Loop", count, None, *states, outputs=len(dtypes), dtypes=dtypes, body=closed
+    )
     return list(answers[: len(states)]), list(answers[len(states) :])

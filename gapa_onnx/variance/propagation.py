@@ -144,9 +144,9 @@ class _Walk:
             return result if isinstance(result, tuple) else (result,)
         except Refused as refusal:
             operator = f"{node.domain}::{node.op}" if node.domain else node.op
-            entry = RefusedNode(node.name or _named(node), operator, str(refusal))
-            if entry not in self.refused:  # the body of a loop may be walked more than once
-                self.refused.append(entry)
+            refused = RefusedNode(node.name or _named(node), operator, str(refusal))
+            if refused not in self.refused:  # the body of a loop may be walked more than once
+                self.refused.append(refused)
             return nothing if self.cut else [self._stand_in(tensor) for tensor in node.outputs]
 
     def _within(self, body: gs.Graph, graph: VarianceGraph, known: dict[str, Value]) -> dict[str, Value]:
@@ -187,7 +187,7 @@ class _Walk:
 
 def _named(node: gs.Node | VirtualNode) -> str:
     """The first output that is not left out."""
-    return next(tensor.name for tensor in node.outputs if tensor.name)
+    return str(next(tensor.name for tensor in node.outputs if tensor.name))
 
 
 def _hidden_nodes(composites: Iterable[Composite], outputs: set[str]) -> set[int]:

@@ -44,6 +44,15 @@ class Site:
         return (self.rank is None or self.rank > 2) and self.layout in (Layout.ROWS, Layout.POSITIONS)
 
     @property
+    def axes(self) -> int:
+        """How many axes the query has, for layouts that depend on it."""
+        if self.rank is None:
+            raise ValueError(
+                f"the rank of {self.query!r} is unknown, which the layout {self.layout.name} needs"
+            )
+        return self.rank
+
+    @property
     def prefix(self) -> str:
         """Names of what the site emits start with this."""
         return f"{self.output}/gapa"
@@ -54,7 +63,7 @@ def arrange(graph: VarianceGraph, site: Site, tensor: Value) -> Value:
     if is_quantised(tensor.dtype):
         tensor = graph.cast(tensor, np.float32)
     if site.layout is Layout.POSITIONS:
-        tensor = graph.emit("Transpose", tensor, perm=[0, *range(2, site.rank), 1])
+        tensor = graph.emit("Transpose", tensor, perm=[0, *range(2, site.axes), 1])
     elif site.layout is Layout.POOLED:
         tensor = graph.emit("Flatten", graph.emit("GlobalAveragePool", tensor), axis=1)
     elif site.layout is Layout.FLAT:
@@ -65,7 +74,7 @@ def arrange(graph: VarianceGraph, site: Site, tensor: Value) -> Value:
 def restore(graph: VarianceGraph, site: Site, share: Value) -> Value:
     """The op's answer (…, 1) in a shape that broadcasts against the query tensor."""
     if site.layout is Layout.POSITIONS:
-        return graph.emit("Transpose", share, perm=[0, site.rank - 1, *range(1, site.rank - 1)])
-    if site.layout in (Layout.POOLED, Layout.FLAT) and site.rank > 2:
-        return graph.unsqueeze(share, list(range(2, site.rank)))
+        return graph.emit("Transpose", share, perm=[0, site.axes - 1, *range(1, site.axes - 1)])
+    if site.layout in (Layout.POOLED, Layout.FLAT) and site.axes > 2:
+        return graph.unsqueeze(share, list(range(2, site.axes)))
     return share

@@ -321,7 +321,9 @@ def _run(opset: int, head: NoiseHead, hidden: np.ndarray, like: np.ndarray) -> n
 
 
 def test_a_constant_head_becomes_nodes_too():
-    layers = tuple((np.zeros(shape, np.float32), np.zeros(1, np.float32)) for shape in ((4, 1), (1, 1), (1, 1)))
+    layers = tuple(
+        (np.zeros(shape, np.float32), np.zeros(1, np.float32)) for shape in ((4, 1), (1, 1), (1, 1))
+    )
     head = NoiseHead(layers, np.array([3.0]), 0.0, 0.0, 20)
     var = _run(17, head, np.ones((6, 4), np.float32), np.zeros((6, 1), np.float32))
     np.testing.assert_allclose(var, 3 * (np.log(2) + 1e-6), rtol=1e-6)

@@ -289,7 +289,7 @@ REFUSED = {
     "t = Transpose<perm=[1, 0]>(x) y = Transpose<perm=[1, 0]>(t)": "axis of the samples",
     "y = Softmax<axis=0>(x)": "axis of the samples",
     "s = ReduceMean<axes=[0]>(x) y = Add(x, s)": "axis of the samples",
-    "y = Pow(x, x)": "'x' is uncertain",
+    "y = Pow(x, x)": "the exponent is uncertain",
     "y = CumSum(x, k)": "its derivative is not in the table",
     "t, i = TopK(x, k) y = Identity(t)": "its derivative is not in the table",
     "t = Reshape(x, free) y = Reshape(t, free)": "keep the samples",

@@ -258,7 +258,7 @@ def test_constants_are_shared_by_value_and_type() -> None:
 
 def test_several_outputs() -> None:
     graph = new_graph()
-    halves = graph.emit("Split", graph.tensor("x", np.float32), outputs=2)
+    halves = graph.emit_several("Split", graph.tensor("x", np.float32), outputs=2)
     x = np.arange(4, dtype=np.float32)
     assert len(halves) == 2
     np.testing.assert_array_equal(run(halves[0] * halves[1], x=x), [0, 3])

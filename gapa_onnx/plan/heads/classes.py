@@ -160,7 +160,7 @@ def _operator(
         output = _as_seen(graph, output, mean.dtype)
     table = graph.constant(points.values.astype(np.float32), f"{prefix}/classes/points")
     roles = [port.name for port in CLASSES.outputs]
-    values = graph.emit(
+    values = graph.emit_several(
         CLASSES.name,
         *(mean, var, output, table, graph.ints(axis.axis)),
         outputs=len(roles),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from gapa_onnx.variance.covariance.registry import Cotangents, TailNode, pullback
 from gapa_onnx.variance.graph import Value
-from gapa_onnx.variance.rules.view import Operand
+from gapa_onnx.variance.rules.linear import require_stored_statistics
+from gapa_onnx.variance.rules.view import Operand, Shape
 
 # -------------------------------------------------------------------------- matrices
 
@@ -64,8 +66,7 @@ def _transposed(node: TailNode, factor: Operand) -> Value:
 @pullback("BatchNormalization")
 def batch_normalization(node: TailNode, g: Value) -> Cotangents:
     """G γ / √(σ² + ε): affine with the stored statistics"""
-    if node.attr("training_mode", 0) or len(node.outputs) > 1:
-        raise node.refuse("it is in training mode: the output depends on the whole batch")
+    require_stored_statistics(node)
     x, scale, _, _, variance = node.inputs
     slope = scale.mean / (variance.mean + node.attr("epsilon", 1e-5)).sqrt()  # (c)
     return g * (node.graph.unsqueeze(slope, list(range(1, x.rank - 1))) if x.rank > 2 else slope)
@@ -119,7 +120,7 @@ def _unfolded(node: TailNode, value: Value, g: Value, x: Operand) -> Value:
 class _Window:
     """Where the windows of a convolution or pooling lie, from its attributes and the size of its input."""
 
-    def __init__(self, node: TailNode, kernel: Sequence[int], sizes: tuple):
+    def __init__(self, node: TailNode, kernel: Sequence[int], sizes: Shape):
         axes = len(kernel)
         self.node, self.kernel, self.sizes = node, kernel, sizes
         self.strides = list(node.attr("strides") or [1] * axes)
@@ -131,16 +132,18 @@ class _Window:
             raise node.refuse("ceil_mode=1: its last windows reach beyond the input")
 
     @classmethod
-    def of(cls, node: TailNode, kernel: Sequence[int] | None) -> _Window:
+    def of(cls, node: TailNode, kernel: Sequence[int | str | None] | None) -> _Window:
         x = node.inputs[0]
-        if kernel is None or not all(isinstance(size, int) for size in kernel):
+        known = [size for size in kernel or () if isinstance(size, int)]
+        if kernel is None or len(known) < len(kernel):
             raise node.refuse("the size of its kernel is not known")
-        return cls(node, kernel, x.shape[2:] if x.shape is not None else (None,) * len(kernel))
+        return cls(node, known, x.shape[2:] if x.shape is not None else (None,) * len(kernel))
 
     def _size(self, axis: int) -> int:
-        if not isinstance(self.sizes[axis], int):
+        size = self.sizes[axis]
+        if not isinstance(size, int):
             raise self.node.refuse(f"the size of axis {axis + 2} of its input is not known")
-        return self.sizes[axis]
+        return size
 
     def _pads(self, auto_pad: str) -> list[int]:
         """All the begins, then all the ends."""
@@ -162,9 +165,9 @@ class _Window:
         if self.strides[axis] == 1:
             return 0
         before, after = self.pads[axis], self.pads[axis + len(self.kernel)]
-        return (self._size(axis) + before + after - self.reach[axis]) % self.strides[axis]
+        return int((self._size(axis) + before + after - self.reach[axis]) % self.strides[axis])
 
-    def transposed(self, value: Value, weights: Value, **attrs: int) -> Value:
+    def transposed(self, value: Value, weights: Value, **attrs: Any) -> Value:
         """What the windows took, put back."""
         return value.graph.emit(
             "ConvTranspose",

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 
 import numpy as np
 
 from gapa_onnx.variance.covariance.registry import Cotangents, TailNode, pullback
 from gapa_onnx.variance.graph import Value
+from gapa_onnx.variance.rules import TABLE, Rule
+from gapa_onnx.variance.rules.reduction import constant_axes
+from gapa_onnx.variance.rules.registry import Gathered, Share
 
 
 def _axes(node: TailNode) -> list[int]:
     """Counted from the front; empty where nothing is reduced."""
-    x, axes = node.inputs[0], node.attr("axes")
-    if node.input(1) is not None:
-        axes = node.input(1).constant
-        if axes is None:
-            raise node.refuse("its axes are not constant")
-    if axes is None or len(axes) == 0:
-        axes = [] if node.attr("noop_with_empty_axes", 0) else range(x.rank)
-    return [node.axis(int(axis), x) for axis in axes]
+    x = node.inputs[0]
+    if node.op_type.startswith("Global"):
+        return list(range(2, x.rank))
+    return [node.axis(axis, x) for axis in constant_axes(node)]
 
 
 def _with_axes(node: TailNode, g: Value, axes: list[int]) -> Value:
@@ -38,46 +36,38 @@ def reduce_sum(node: TailNode, g: Value) -> Cotangents:
 @pullback("ReduceMean", "GlobalAveragePool")
 def mean(node: TailNode, g: Value) -> Cotangents:
     """G / n for each of the n elements"""
-    x = node.inputs[0]
-    axes = list(range(2, x.rank)) if node.op_type == "GlobalAveragePool" else _axes(node)
-    if node.op_type == "ReduceMean":
-        g = _with_axes(node, g, axes)
-    sizes = [x.shape[axis] for axis in axes]
-    if all(isinstance(size, int) for size in sizes):
-        n = prod(sizes)
+    x, axes = node.inputs[0], _axes(node)
+    g = _with_axes(node, g, axes)
+    sizes = [x.sizes[axis] for axis in axes]
+    known = [size for size in sizes if isinstance(size, int)]
+    n: Value | float
+    if len(known) == len(sizes):
+        n = prod(known)
     else:
         n = node.graph.count(x.raw, g.dtype) / node.graph.count(node.output.raw, g.dtype)
     return node.spread(g / n, x)
 
 
-def _define(op_type: str, derivative: Callable[[Value, Value], Value]) -> None:
-    @pullback(op_type)
+def _define(op_type: str, domain: str, share: Share) -> None:
+    @pullback(op_type, domain=domain)
     def reduction(node: TailNode, g: Value) -> Cotangents:
-        """G ∂y/∂x, from y with its reduced axes and x"""
-        x, y, axes = node.inputs[0], node.output.mean, _axes(node)
-        if axes and not node.attr("keepdims", 1):
-            y = node.graph.unsqueeze(y, sorted(axes))
-        return _with_axes(node, g, axes) * node.graph.unsqueeze(derivative(y, x.mean), [1])
+        """G ∂y/∂x_j for each element, from the slopes of the rule table"""
+        graph, x, axes = node.graph, node.inputs[0], _axes(node)
+        kept = bool(node.attr("keepdims", 1)) or not axes
+
+        def whole() -> Value:
+            return node.output.mean if kept else graph.unsqueeze(node.output.mean, sorted(axes))
+
+        def total(value: Value) -> Value:
+            return graph.reduce("ReduceSum", value, axes) if axes else value
+
+        slope = graph.unsqueeze(share(Gathered(x.mean, whole, total)), [1])
+        return _with_axes(node, g, axes) * slope
 
 
-_define("ReduceSumSquare", lambda y, x: 2 * x)
-_define("ReduceL1", lambda y, x: (x > 0) - (x < 0))
-_define("ReduceL2", lambda y, x: x / (y + (y <= 0)))  # a norm of 0 has no slope
-_define("ReduceLogSum", lambda y, x: x.graph.expand((-y).exp(), like=x))
-_define("ReduceLogSumExp", lambda y, x: (x - y).exp())
-
-
-@pullback("ReduceMax", "ReduceMin", "GlobalMaxPool")
-def extremum(node: TailNode, g: Value) -> Cotangents:
-    """G for the element that the extremum came from; those that tie share it."""
-    x, pool = node.inputs[0], node.op_type == "GlobalMaxPool"
-    axes = list(range(2, x.rank)) if pool else _axes(node)
-    if not axes:
-        return g
-    largest = node.graph.reduce("ReduceMax" if pool else node.op_type, x.mean, axes)
-    chosen = x.mean <= largest if node.op_type == "ReduceMin" else x.mean >= largest
-    share = chosen / node.graph.reduce("ReduceSum", chosen, axes)
-    return (g if pool else _with_axes(node, g, axes)) * node.graph.unsqueeze(share, [1])
+for (_domain, _op_type), _entry in TABLE.items():
+    if isinstance(_entry, Rule) and _entry.share is not None:
+        _define(_op_type, _domain, _entry.share)
 
 
 @pullback("MaxPool")
@@ -89,7 +79,7 @@ def max_pool(node: TailNode, g: Value) -> Cotangents:
     if node.opset < (11 if apart else 16):
         raise node.refuse(f"before opset {11 if apart else 16} its windows cannot be put back")
     both = (x.raw.dtype, np.dtype(np.int64))
-    _, where = node.again(x.raw, outputs=2, dtypes=both, storage_order=0)  # places in the whole of x
+    _, where = node.again_several(x.raw, outputs=2, dtypes=both, storage_order=0)  # places in the whole of x
     size = graph.reduce("ReduceProd", graph.slice(graph.shape(x.raw), 0, 2, None), [0])
     where = where - where / size * size  # in the channel
     lead = [graph.dimension(x.raw, 0), graph.dimension(g, 1), graph.dimension(x.raw, 1)]

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from gapa_onnx.variance.graph import Value
-from gapa_onnx.variance.rules.view import NodeView, Operand
+from gapa_onnx.variance.rules.view import NodeView, Operand, Shape
 
 Cotangents = Value | None | tuple[Value | None, ...]  #: of the first input, or one per input
 Key = tuple[str, str]  # domain ("" for ONNX's own), operator
@@ -51,13 +52,13 @@ class TailNode(NodeView):
         """
         if operand.rank != self.output.rank:
             raise self.refuse(f"{operand.tensor.name!r} has fewer axes than the output: samples may mix")
-        if operand.shape[0] == 1 != self.output.shape[0]:
+        if operand.sizes[0] == 1 != self.output.sizes[0]:
             raise self.refuse(f"one sample of {operand.tensor.name!r} is spread over several")
         if beside is None:
             beside = [x for x in self.inputs if x.present and x.tensor.name != operand.tensor.name]
         among, spread = range(1, operand.rank) if among is None else among, []
         for axis in among:
-            size, full = operand.shape[axis], self.output.shape[axis]
+            size, full = operand.sizes[axis], self.output.sizes[axis]
             if size == 1 and full != 1:
                 spread.append(axis)
             elif not isinstance(size, int) and (size is None or size != full):
@@ -83,11 +84,12 @@ class TailNode(NodeView):
     def shape_like(self, lead: Sequence[int] | Value, operand: Operand, start: int = 1) -> Value:
         """The sizes `lead` and then those of an operand's axes from `start` on, as a target of Reshape."""
         graph, sizes = self.graph, operand.shape[start:] if operand.shape is not None else (None,)
-        known = all(isinstance(size, int) for size in sizes)
+        numbers = [size for size in sizes if isinstance(size, int)]
+        known = len(numbers) == len(sizes)
         if known and not isinstance(lead, Value):
-            return graph.ints(*lead, *sizes)
+            return graph.ints(*lead, *numbers)
         lead = lead if isinstance(lead, Value) else graph.ints(*lead)
-        behind = graph.ints(*sizes) if known else graph.slice(graph.shape(operand.raw), 0, start, None)
+        behind = graph.ints(*numbers) if known else graph.slice(graph.shape(operand.raw), 0, start, None)
         return graph.emit("Concat", lead, behind, axis=0)
 
     def reshaped(self, g: Value, operand: Operand) -> Value:
@@ -102,7 +104,7 @@ class TailNode(NodeView):
 
     def size(self, operand: Operand, axis: int) -> int:
         """The size of an axis, where it must be known."""
-        size = operand.shape[axis % operand.rank]
+        size = operand.sizes[axis % operand.rank]
         if not isinstance(size, int) or size < 0:
             raise self.refuse(f"the size of axis {axis} of {operand.tensor.name!r} is not known")
         return size
@@ -115,7 +117,7 @@ class TailNode(NodeView):
         return axis
 
 
-def _size_at(axis: int, shape: tuple | None) -> int | str | None:
+def _size_at(axis: int, shape: Shape | None) -> int | str | None:
     """The size of an axis that is counted from the end; 1 where there is none."""
     if shape is None:
         return None
@@ -126,20 +128,23 @@ def _size_at(axis: int, shape: tuple | None) -> int | str | None:
 class Pullback:
     """States the cotangent of each input of a node."""
 
-    apply: Callable[[TailNode, Value | None], Cotangents]
-    several: bool  #: reads the cotangents of all outputs, not of the first alone
+    apply: Callable[[TailNode, Value], Cotangents]
+    several: bool  #: reads the cotangents of all outputs, not of the first that has one alone
 
 
 PULLBACKS: dict[Key, Pullback] = {}
 
 
-def pullback(*op_types: str, domain: str = "", several: bool = False):
+Apply = TypeVar("Apply", bound=Callable[[TailNode, Value], Cotangents])
+
+
+def pullback(*op_types: str, domain: str = "", several: bool = False) -> Callable[[Apply], Apply]:
     """A function of the node and the cotangent of its output, which returns those of its inputs.
 
     Inputs that it says nothing about must be certain.
     """
 
-    def decorate(function: Callable[[TailNode, Value | None], Cotangents]):
+    def decorate(function: Apply) -> Apply:
         for op_type in op_types:
             if (domain, op_type) in PULLBACKS:
                 raise ValueError(f"{op_type} has a pullback already")

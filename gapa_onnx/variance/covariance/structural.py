@@ -28,8 +28,9 @@ def _keeps_samples(node: TailNode, x: Operand, y: Operand) -> bool:
     if first[0] is not None and first[0] == first[1]:
         return True
     if node.op_type == "Flatten":
-        return node.attr("axis", 1) % (x.rank + 1) == 1
-    asked = node.attr("axes") if node.input(1) is None else node.input(1).constant
+        return int(node.attr("axis", 1)) % (x.rank + 1) == 1
+    given = node.input(1)
+    asked = node.attr("axes") if given is None else given.constant
     if asked is None or x.shape is None:
         return False
     asked = [int(number) for number in asked]
@@ -39,9 +40,11 @@ def _keeps_samples(node: TailNode, x: Operand, y: Operand) -> bool:
         return all(axis % (x.rank + len(asked)) for axis in asked)
     if asked[0] == 0 and not node.attr("allowzero", 0):
         return True
-    sizes = [x.shape[i] if size == 0 and i < x.rank else size for i, size in enumerate(asked)][1:]
-    known = all(isinstance(size, int) for size in (*sizes, *x.shape[1:])) and -1 not in sizes
-    return known and prod(sizes) == prod(x.shape[1:])
+    after = [x.sizes[i] if size == 0 and i < x.rank else size for i, size in enumerate(asked)][1:]
+    before = x.sizes[1:]
+    elements = [[size for size in sizes if isinstance(size, int)] for sizes in (before, after)]
+    known = len(elements[0]) == len(before) and len(elements[1]) == len(after) and -1 not in after
+    return known and prod(elements[0]) == prod(elements[1])
 
 
 @pullback("Transpose")
@@ -87,7 +90,7 @@ def concat(node: TailNode, g: Value) -> Cotangents:
 
 
 @pullback("Split", several=True)
-def split(node: TailNode, g: Value | None) -> Cotangents:
+def split(node: TailNode, g: Value) -> Cotangents:
     """The parts of G side by side"""
     axis = node.axis(node.attr("axis", 0), node.inputs[0])
     total = node.size(node.inputs[0], axis)
@@ -128,6 +131,8 @@ def _bounds(node: TailNode) -> list[list[int]]:
             raise node.refuse("its bounds are not constant")
         found.append(None if values is None else [int(value) for value in values])
     starts, ends, axes, steps = found
+    if starts is None or ends is None:
+        raise node.refuse("its bounds are not stated")
     return [starts, ends, axes or list(range(len(starts))), steps or [1] * len(starts)]
 
 
@@ -138,7 +143,8 @@ def pad(node: TailNode, g: Value) -> Cotangents:
     if node.attr("mode", "constant") != "constant":
         raise node.refuse("it pads with elements of its input")
     pads = node.attr("pads") if node.opset < 11 else node.inputs[1].constant
-    axes = node.input(3).constant if node.input(3) is not None else range(x.rank)
+    chosen = node.input(3)
+    axes = chosen.constant if chosen is not None else range(x.rank)
     if pads is None or axes is None:
         raise node.refuse("its pads are not constant")
     for position, axis in enumerate(axes):
@@ -171,7 +177,7 @@ def gather(node: TailNode, g: Value) -> Cotangents:
 
 def _selection(node: TailNode, x: Operand, indices: Operand, axis: int) -> Value:
     """(k, size), 1 where the index is the place."""
-    graph, size = node.graph, x.shape[axis]
+    graph, size = node.graph, x.sizes[axis]
     if indices.constant is not None and isinstance(size, int):
         rows = np.eye(size, dtype=node.output.dtype)[np.atleast_1d(indices.constant)]
         return graph.constant(rows)

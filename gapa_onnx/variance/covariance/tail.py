@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -20,10 +21,8 @@ from gapa_onnx.variance.qdq import reading_graph
 from gapa_onnx.variance.rules import Deterministic, Refused, VirtualNode, behaviour
 from gapa_onnx.variance.sites import Site
 
-Node = gs.Node | VirtualNode
+Node: TypeAlias = gs.Node | VirtualNode
 ANOTHER_WAY = "use --covariance diag, or choose later sites with --sites"
-WITHOUT_SIGN = {"PRelu"}
-"""Composites that may hold the negative of a slope, which a variance does not see: their nodes are taken."""
 
 
 def output_covariance(
@@ -124,11 +123,7 @@ def _require_rows(output: gs.Tensor, opset: int) -> None:
 def _seen_as_one(graph: gs.Graph, visible: set[str]) -> list[Node]:
     """The nodes in order, composites in place of their groups where they have a pullback."""
     outputs = {tensor.name for tensor in graph.outputs} | visible
-    composites = {
-        id(c.last): c
-        for c in find_composites(graph, visible)
-        if c.node.op not in WITHOUT_SIGN and _pullback(c.node) is not None
-    }
+    composites = {id(c.last): c for c in find_composites(graph, visible) if _pullback(c.node) is not None}
     hidden = set().union(*(composite.hidden(outputs) for composite in composites.values()))
     return [
         composites[id(node)].node if id(node) in composites else node
@@ -183,7 +178,7 @@ def _pull(graph: VarianceGraph, tail: _Tail) -> dict[str, Value]:
                 refused.append(RefusedNode(node.name or name, operator, str(refusal)))
                 found = [graph.tensor(f"{t.name}/jac", variance_dtype(t.dtype)) for t in node.inputs]
             for tensor, g in zip(node.inputs, found):
-                if tensor.name in tail.uncertain:
+                if tensor.name in tail.uncertain and g is not None:
                     before = cotangents.get(tensor.name)
                     cotangents[tensor.name] = g if before is None else before + g
     if refused:
@@ -203,9 +198,10 @@ def _through(view: TailNode) -> Sequence[Value | None]:
     first, *others = view.cotangents
     if not entry.several and (first is None or any(g is not None for g in others)):
         raise view.refuse("more than its first output is read")
-    found = entry.apply(view, first)
-    found = found if isinstance(found, tuple) else (found,)
-    found = [*found, *[None] * (len(view.inputs) - len(found))]
+    arrived = next(g for g in view.cotangents if g is not None)
+    stated = entry.apply(view, arrived)
+    stated = stated if isinstance(stated, tuple) else (stated,)
+    found = [*stated, *[None] * (len(view.inputs) - len(stated))]
     for operand, g in zip(view.inputs, found):
         if not operand.certain and g is None:
             raise view.refuse(f"its input {operand.tensor.name!r} is uncertain")

@@ -112,7 +112,7 @@ def hard_swish(y: Gated) -> Spelled | None:
     """x clip(x / 6 + 1/2, 0, 1)"""
     line = _bent_line(y.gate, y.c) if not y.inverse else None
     found = polynomial(line.z, y.x) if line is not None else None
-    if found is None:
+    if line is None or found is None:
         return None
     scaled = {power: line.alpha * value for power, value in found.items()}
     scaled[0] = scaled.get(0, 0) + line.beta
@@ -172,7 +172,7 @@ def leaky_relu(y: Output) -> Spelled | None:
 def parametric_relu(y: Output) -> Spelled | None:
     """max(x, 0) + α min(x, 0), the second term as -α max(-x, 0), α (x - |x|) / 2 or α (x - max(x, 0)).
 
-    Where α is a tensor, the source may hold its negative: of it only the square counts.
+    Where α is a tensor, the source may hold its negative, which the rule is told as `sign`.
     """
     a, b = y.node.inputs
     sign = 1 if y.node.op == "Add" else -1
@@ -188,7 +188,7 @@ def parametric_relu(y: Output) -> Spelled | None:
         if not found.scales:
             return Spelled("LeakyRelu", [kept.core], {"alpha": alpha})
         if close(abs(alpha), 1):
-            return Spelled("PRelu", [kept.core, found.scales[0]])
+            return Spelled("PRelu", [kept.core, found.scales[0]], {"sign": -1} if alpha < 0 else {})
     return None
 
 

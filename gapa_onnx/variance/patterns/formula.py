@@ -54,7 +54,7 @@ def _keeps_values(node: gs.Node) -> bool:
     if node.op == "Dropout":
         training = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2].name else None
         return training is None or scalar(training) == 0
-    return node.op == "Identity"
+    return bool(node.op == "Identity")
 
 
 def same(a: gs.Tensor, b: gs.Tensor) -> bool:

@@ -79,20 +79,22 @@ class Normalised:
             if self.moment.centred:
                 return Spelled("LayerNormalization", inputs, attrs)
             return Spelled("RMSNormalization", inputs, attrs) if bias is None else None
-        attrs = {"axes": list(axes), "epsilon": self.epsilon, "centred": int(self.moment.centred)}
-        return Spelled("Normalization", inputs, attrs, PATTERN_DOMAIN)
+        over = {"axes": list(axes), "epsilon": self.epsilon, "centred": int(self.moment.centred)}
+        return Spelled("Normalization", inputs, over, PATTERN_DOMAIN)
 
 
 def _normalised(y: gs.Tensor, found: Product) -> Normalised | None:
     root = _root(found)
     moment = second_moment_of(root.square) if root is not None else None
-    if moment is None:
+    if root is None or moment is None:
         return None
     x = moment.of.x
     if not moment.centred:  # x may be a product itself
         found = product(y, keep=x)
         root = _root(found)
-    numerator = _others(found, root) if root is not None else None
+        if root is None:
+            return None
+    numerator = _others(found, root)
     if numerator is None or len(numerator) != 1 or len(found.scales) > 1 or not close(found.coefficient, 1):
         return None
     if not moment.of.fits(root.factor) or not _is_numerator(numerator[0], moment):
@@ -155,7 +157,7 @@ def _scaled_alike(scaled: gs.Tensor, shift: gs.Tensor) -> Normalised | None:
             found = product(s)
             root = _root(found)
             moment = second_moment_of(root.square) if root is not None else None
-            if moment is None or not moment.centred or _others(found, root) != []:
+            if root is None or moment is None or not moment.centred or _others(found, root) != []:
                 continue
             fits = same(moment.of.x, x) and moment.of.axes == middle.axes and moment.of.fits(root.factor)
             if fits and len(found.scales) <= 1 and close(found.coefficient, 1):
@@ -214,4 +216,4 @@ def _norm(found: Product) -> Norm | None:
 def centring(y: Output) -> Spelled | None:
     """x less its mean."""
     mean = deviation_of(y.tensor)
-    return mean and Spelled("Centering", [mean.x], {"axes": list(mean.axes)}, PATTERN_DOMAIN)
+    return None if mean is None else Spelled("Centering", [mean.x], {"axes": list(mean.axes)}, PATTERN_DOMAIN)

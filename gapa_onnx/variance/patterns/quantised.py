@@ -17,7 +17,9 @@ def dynamic_matmul(y: Output) -> Spelled | None:
     """Cast(MatMulInteger(q, b, z, z_b)) · (s · s_b), with q, s, z = DynamicQuantizeLinear(x)."""
     for product, scales in (y.node.inputs, y.node.inputs[::-1]):
         cast, scale = _made_by(product, "Cast"), _made_by(scales, "Mul")
-        integers = _made_by(cast.inputs[0], "MatMulInteger") if cast and scale else None
+        if cast is None or scale is None:
+            continue
+        integers = _made_by(cast.inputs[0], "MatMulInteger")
         if integers is None or len(integers.inputs) < 3:
             continue
         quantise = _made_by(integers.inputs[0], "DynamicQuantizeLinear")

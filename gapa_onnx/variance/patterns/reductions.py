@@ -69,7 +69,9 @@ def reduced(tensor: gs.Tensor) -> Reduced | None:
         if node.op in REDUCTIONS:
             axes = _axes(node)
             loose |= not node.attrs.get("keepdims", 1)
-            return axes and Reduced(node.op, through(node.inputs[0]), axes, coefficient, loose)
+            if axes is None:
+                return None
+            return Reduced(node.op, through(node.inputs[0]), axes, coefficient, loose)
         if node.op == "Unsqueeze" and (kept := _kept(node)) is not None:
             return replace(kept, coefficient=coefficient, loose=loose)
         inner, value = next(operand_and_scalar(node), (None, 0.0))
@@ -94,8 +96,9 @@ def _kept(node: gs.Node) -> Reduced | None:
     """The reduction whose axes an Unsqueeze puts back where they were."""
     inner = made_by(node.inputs[0], *REDUCTIONS)
     axes = _axes(inner) if inner is not None else None
-    back = axes and set(_written_axes(inner) or ()) == set(_written_axes(node) or ())
-    if not back or inner.attrs.get("keepdims", 1):
+    if inner is None or axes is None or inner.attrs.get("keepdims", 1):
+        return None
+    if set(_written_axes(inner) or ()) != set(_written_axes(node) or ()):
         return None
     return Reduced(inner.op, through(inner.inputs[0]), axes)
 
@@ -113,8 +116,9 @@ def _axes(node: gs.Node) -> tuple[int, ...] | None:
         return None
     rank = None if node.inputs[0].shape is None else len(node.inputs[0].shape)
     if not axes:
-        all_of_them = rank and not node.attrs.get("noop_with_empty_axes", 0)
-        return tuple(range(-rank, 0)) if all_of_them else None
+        if not rank or node.attrs.get("noop_with_empty_axes", 0):
+            return None
+        return tuple(range(-rank, 0))
     if rank is None:
         return tuple(sorted(axes)) if all(axis < 0 for axis in axes) else None
     return tuple(sorted(axis % rank - rank for axis in axes))
@@ -176,7 +180,7 @@ def second_moment_of(tensor: gs.Tensor) -> MeanSquare | None:
     if square is not None:
         mean = deviation_of(square.x)
         centred = mean is not None and mean.axes == square.axes
-        found = replace(square, x=mean.x) if centred else square
+        found = replace(square, x=mean.x) if mean is not None and centred else square
         return MeanSquare(replace(found, loose=found.loose or bare.loose), centred, bare.floor)
     node = made_by(bare.core, "Sub")  # the mean square less the squared mean
     square = mean_square_of(node.inputs[0]) if node is not None else None

@@ -52,15 +52,16 @@ def sum_normalisation(y: Output) -> Spelled | None:
 
 def _sum(tensor: gs.Tensor) -> Reduced | None:
     total = reduced(tensor)
-    fits = total is not None and total.op == "ReduceSum" and close(total.coefficient, 1)
-    return total if fits and total.fits(tensor) else None
+    if total is None or total.op != "ReduceSum" or not close(total.coefficient, 1):
+        return None
+    return total if total.fits(tensor) else None
 
 
 def _before_maximum(tensor: gs.Tensor, axes: tuple[int, ...]) -> gs.Tensor:
     """x where the tensor is x less its maximum, which softmax does not see; else the tensor."""
     node = made_by(tensor, "Sub")
     largest = reduced(node.inputs[1]) if node is not None else None
-    if largest is None or largest.op != "ReduceMax" or largest.axes != axes:
+    if node is None or largest is None or largest.op != "ReduceMax" or largest.axes != axes:
         return tensor
     fits = same(largest.x, node.inputs[0]) and largest.fits(node.inputs[1])
     return through(node.inputs[0]) if fits else tensor
@@ -105,8 +106,10 @@ def _log_sum_exp(tensor: gs.Tensor) -> Reduced | None:
         tensor, loose = node.inputs[0], True
     node = made_by(tensor, "Log")
     total = reduced(node.inputs[0]) if node is not None else None
-    exponential = made_by(total.x, "Exp") if total is not None and total.op == "ReduceSum" else None
-    if exponential is None or not close(total.coefficient, 1):
+    if total is None or total.op != "ReduceSum" or not close(total.coefficient, 1):
+        return None
+    exponential = made_by(total.x, "Exp")
+    if exponential is None:
         return None
     return Reduced("ReduceLogSumExp", through(exponential.inputs[0]), total.axes, 1.0, loose or total.loose)
 

@@ -3,7 +3,7 @@
 Where to look: `elementwise` (arithmetic, activations), `linear` (layers with weights),
 `structural` (reshaping, retyping), `selection` (scatter, top-k), `spatial`
 and `sampling` (resizing, reading at positions), `spectral` (Fourier), `sequences`, `reduction` (sums, pooling, softmax),
-`normalisation`, `patterns` (what has no standard name), `multilinear` (Einsum, Det), `loss`,
+`normalisation`, `norms`, `quantised` and `quantised_elements`, `patterns` (what has no standard name), `multilinear` (Einsum, Det), `loss`,
 `recurrent` (LSTM, GRU, RNN), `attention`, `rotary`, `contrib` and `contrib_attention` (what
 onnxruntime fuses). `registry` holds the table and the families, `view` what a rule sees.
 """
@@ -21,8 +21,10 @@ from gapa_onnx.variance.rules import (  # noqa: F401  (they fill the table)
     ml,
     multilinear,
     normalisation,
+    norms,
     patterns,
     quantised,
+    quantised_elements,
     recurrent,
     reduction,
     rotary,

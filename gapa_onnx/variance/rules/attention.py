@@ -41,6 +41,13 @@ class Uncertain:
         return Uncertain(operand.mean, operand.var)
 
     @property
+    def variance(self) -> Value:
+        """The variance of what is uncertain."""
+        if self.var is None:
+            raise ValueError("it is certain: it has no variance")
+        return self.var
+
+    @property
     def known(self) -> Value:
         """The variance as a tensor, zeros where it is certain."""
         return self.mean.graph.zeros(self.mean) if self.var is None else self.var
@@ -90,7 +97,8 @@ def repeat_heads(times: int, heads: int) -> Callable[[Value], Value]:
 def default_scale(q: Value, size: int | None) -> Value | float:
     """1 / √d, with d the head size, at run time where it is not known."""
     if size is not None:
-        return 1 / float(size) ** 0.5
+        root: float = float(size) ** 0.5
+        return 1 / root
     return 1 / q.graph.cast(q.graph.dimension(q, 3), q.dtype).sqrt()
 
 
@@ -266,11 +274,11 @@ def attention(node: NodeView) -> tuple[Value | None, ...]:
         k, v = k.moved(split_heads(kv_heads)), v.moved(split_heads(kv_heads))
     else:
         q_heads, kv_heads = (_static(node.inputs[i], 1) for i in (0, 1))
-    past_key, past_value = node.input(4), node.input(5)
+    past_key = node.input(4)
     offset = None
     if past_key is not None:
         offset = node.graph.cast(node.graph.dimension(past_key.raw, 2), q.mean.dtype)
-        k, v = Uncertain.of(past_key).joined(k, 2), Uncertain.of(past_value).joined(v, 2)
+        k, v = Uncertain.of(past_key).joined(k, 2), Uncertain.of(node.inputs[5]).joined(v, 2)
     present = (k.var, v.var)
     k, v = (x.moved(_serve(q.mean, q_heads, kv_heads)) for x in (k, v))
     size = _static(node.inputs[0], 2 if flat else 3)
@@ -280,7 +288,7 @@ def attention(node: NodeView) -> tuple[Value | None, ...]:
         q, k, v, scale, node.attr("softcap", 0.0), bias, allowed, full=node.options.attention == "full"
     )
     var = attended.variance
-    outputs = (join_heads(var) if flat and var is not None else var, *present)
+    outputs: tuple[Value | None, ...] = (join_heads(var) if flat and var is not None else var, *present)
     if len(node.outputs) > 3:
         outputs += (_inner_scores(node, attended),)
     return outputs[: len(node.outputs)]
@@ -333,10 +341,13 @@ def _onnx_mask(
 
 def _padded(node: NodeView, mask: Operand, value: Value, k: Value, fill: float) -> Value:
     """A mask may be shorter than the keys; what it does not cover is masked."""
-    keys, past = _static(node.inputs[1], node.inputs[1].rank - 2), node.input(4)
-    past = 0 if past is None else _static(past, 2)
+    before = node.input(4)
+    keys, past = (
+        _static(node.inputs[1], node.inputs[1].rank - 2),
+        0 if before is None else _static(before, 2),
+    )
     width = mask.shape[-1] if mask.shape else None
-    if width == 1 or (None not in (keys, past) and width == keys + past):
+    if width == 1 or (keys is not None and past is not None and width == keys + past):
         return value
     graph = node.graph
     missing = graph.emit("Sub", graph.dimension(k, 2), graph.dimension(mask.raw, -1))

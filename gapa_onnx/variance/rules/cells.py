@@ -14,6 +14,7 @@ bound, and such terms make long sequences explode.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import combinations_with_replacement
@@ -85,7 +86,7 @@ def _scaled_tanh(x: Value, alpha: float, beta: float) -> tuple[Value, Value]:
 
 #: What an activation takes of `activation_alpha` and `activation_beta`, with defaults. None: ONNX and
 #: onnxruntime differ in the default, or there is none, so that the value must be stated.
-ACTIVATIONS: dict[str, tuple[Callable, dict[str, float | None]]] = {
+ACTIVATIONS: dict[str, tuple[Callable[..., tuple[Value, Value | float]], dict[str, float | None]]] = {
     "Relu": (_relu, {}),
     "Tanh": (_tanh, {}),
     "Sigmoid": (_sigmoid, {}),
@@ -106,7 +107,7 @@ def activations_of(node: NodeView, defaults: list[str], directions: int) -> list
     if len(names) != len(defaults) * directions:
         raise node.refuse(f"it names {len(names)} activations, not {len(defaults)} for each direction")
     numbers = {kind: list(node.attr(f"activation_{kind}") or ()) for kind in ("alpha", "beta")}
-    found = []
+    found: list[Activation] = []
     for name in names:
         if name not in ACTIVATIONS:
             raise node.refuse(f"its activation {name!r} is not one that ONNX lists")
@@ -116,7 +117,7 @@ def activations_of(node: NodeView, defaults: list[str], directions: int) -> list
         }
         if None in values.values():
             raise node.refuse(f"its activation {name} leaves a parameter out: runtimes differ in the default")
-        found.append(lambda x, function=function, values=values: function(x, **values))
+        found.append(functools.partial(function, **values))
     return [found[d * len(defaults) : (d + 1) * len(defaults)] for d in range(directions)]
 
 
@@ -222,9 +223,9 @@ def lstm_step(node: NodeView, activations: list[Activation], w: Weights, old: St
 
     in_gate, in_slope = f(peep("i", c))
     new, new_slope = g(received["c"])
-    forget, forget_slope = (1 - in_gate, None) if coupled else f(peep("f", c))
+    forget, forget_slope = (1 - in_gate, 0.0) if coupled else f(peep("f", c))
     cell = forget * c + in_gate * new
-    slopes = {"i": ((new - c) if coupled else new) * in_slope}
+    slopes: dict[str, Value] = {"i": ((new - c) if coupled else new) * in_slope}
     if not coupled:
         slopes["f"] = c * forget_slope
     slopes["c"] = in_gate * new_slope

@@ -18,13 +18,14 @@ from gapa_onnx.variance.rules.attention import Uncertain, gated
 from gapa_onnx.variance.rules.reduction import softmax_spread
 from gapa_onnx.variance.rules.registry import (
     Accuracy,
-    behaviour,
     bilinear,
     deterministic,
     refused,
     rule,
     structural,
+    variance_by_rule,
 )
+from gapa_onnx.variance.rules.sampling import grid_sample as sample_grid
 from gapa_onnx.variance.rules.view import NodeView, Operand, VirtualNode
 
 MICROSOFT = "com.microsoft"
@@ -45,8 +46,10 @@ def _activated(node: NodeView, op_type: str, z: Uncertain, y: Value | None = Non
     inside = gs.Variable(z.mean.name, z.mean.dtype)
     after = node.node.outputs[0] if y is None else gs.Variable(y.name, y.dtype)
     virtual = VirtualNode(op_type, node.node.name, attrs, [inside], [after])
-    rule_ = behaviour("", op_type)
-    return rule_.apply(NodeView(node.graph, virtual, {z.mean.name: z.var}.get, node.options))
+    var = variance_by_rule(NodeView(node.graph, virtual, {z.mean.name: z.variance}.get, node.options))
+    if var is None:
+        raise node.refuse(f"no variance leaves its activation {op_type}")
+    return var
 
 
 def _sum(node: NodeView, *operands: Operand | None) -> Uncertain:
@@ -58,7 +61,7 @@ def _sum(node: NodeView, *operands: Operand | None) -> Uncertain:
         if operand.tensor.name == first.tensor.name and not operand.certain:
             raise node.refuse("a tensor is added to itself")
         mean = mean + operand.mean
-        if not operand.certain:
+        if operand.var is not None:
             var = node.graph.expand(operand.var, like=first.raw) if var is None else var + operand.var
     return Uncertain(mean, var)
 
@@ -97,7 +100,7 @@ def scaled_silu(node: NodeView) -> Value:
     if given is not None and not given.certain:
         raise node.refuse("its scale is uncertain")
     scale = node.attr("alpha", 1.0) if given is None else given.mean
-    return _activated(node, "Swish", Uncertain(x.mean * scale, x.var * (scale * scale)))
+    return _activated(node, "Swish", Uncertain(x.mean * scale, x.variance * (scale * scale)))
 
 
 @rule("BiasSplitGelu", accuracy=FIRST_ORDER, domain=MICROSOFT)
@@ -105,10 +108,12 @@ def bias_split_gelu(node: NodeView) -> Value:
     """φ(r)² v_l + (l φ'(r))² v_r + φ'(r)² v_l v_r, with l and r the halves of x + b."""
     graph = node.graph
     both = _sum(node, *node.inputs).moved(lambda t: graph.emit("Reshape", t, graph.ints(0, 0, 2, -1)))
-    left, right = (
-        both.moved(lambda t, i=i: graph.emit("Gather", t, graph.constant(np.asarray(i, np.int64)), axis=2))
-        for i in (0, 1)
-    )
+
+    def half(position: int) -> Uncertain:
+        index = graph.constant(np.asarray(position, np.int64))
+        return both.moved(lambda t: graph.emit("Gather", t, index, axis=2))
+
+    left, right = half(0), half(1)
     r = right.mean
     phi = 0.5 * r * (1 + (r * (1 / sqrt(2))).erf())
     return gated(Uncertain(phi, _activated(node, "Gelu", right, phi)), left)
@@ -117,7 +122,7 @@ def bias_split_gelu(node: NodeView) -> Value:
 @rule("BiasAdd", accuracy=EXACT, domain=MICROSOFT)
 def bias_add(node: NodeView) -> Value:
     """The sum of the variances of its inputs."""
-    return _sum(node, *node.inputs).var
+    return _sum(node, *node.inputs).variance
 
 
 @rule("BiasDropout", accuracy=EXACT, domain=MICROSOFT)
@@ -139,7 +144,9 @@ def bias_softmax(node: NodeView) -> Value:
     axis = node.attr("axis", 1)
     axes = list(range(axis % scores.rank, scores.rank))
     p = node.output.mean
-    return p * p * softmax_spread(p, scores.var, lambda terms: node.graph.reduce("ReduceSum", terms, axes))
+    return (
+        p * p * softmax_spread(p, scores.variance, lambda terms: node.graph.reduce("ReduceSum", terms, axes))
+    )
 
 
 # ------------------------------------------------------------------------------- layers
@@ -159,7 +166,7 @@ _PARAMETERS = {
 _ACTIVATIONS = {*_PARAMETERS, "Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "HardSwish", "Gelu", "Mish"}
 
 
-def _then_activation(node: NodeView, z: Uncertain, attrs: dict[str, float]) -> Value | None:
+def _then_activation(node: NodeView, z: Uncertain, attrs: dict[str, Any]) -> Value | None:
     name = node.attr("activation", "")
     if not name or z.var is None:
         return z.var
@@ -174,14 +181,14 @@ def _conv_activation(node: NodeView) -> dict[str, float]:
 
 
 @rule("FusedConv", accuracy=FIRST_ORDER, linear=True, domain=MICROSOFT)
-def fused_conv(node: NodeView) -> Value:
+def fused_conv(node: NodeView) -> Value | None:
     """φ'(z)² (v_x ∗ W² + v_Z), with z = x ∗ W + b + Z."""
     graph, attrs = node.graph, {name: node.attr(name) for name in _CONV}
     attrs = {name: value for name, value in attrs.items() if value is not None}
     operands = node.inputs[:3] if node.input(2) is not None else node.inputs[:2]
     mean = graph.emit("Conv", *(operand.mean for operand in operands), **attrs)
     conv = _seen_as(node, "Conv", node.node.inputs[: len(operands)], **attrs)
-    var = None if all(o.certain for o in operands) else behaviour("", "Conv").apply(conv)
+    var = None if all(o.certain for o in operands) else variance_by_rule(conv)
     z = _with_residual(Uncertain(mean, var), node.input(3))
     return _then_activation(node, z, _conv_activation(node))
 
@@ -194,7 +201,7 @@ def _with_residual(z: Uncertain, residual: Operand | None) -> Uncertain:
 
 
 @rule("NhwcConv", "NhwcFusedConv", accuracy=FIRST_ORDER, linear=True, domain=MICROSOFT)
-def channels_last_conv(node: NodeView) -> Value:
+def channels_last_conv(node: NodeView) -> Value | None:
     """φ'(z)² (v_x ∗ W² + v_Z), with channels on the last axis."""
     x, weights, bias = node.inputs[0], node.inputs[1], node.input(2)
     if not weights.certain or (bias is not None and not bias.certain):
@@ -208,24 +215,24 @@ def channels_last_conv(node: NodeView) -> Value:
         return graph.emit("Transpose", done, perm=[0, *range(2, rank), 1])
 
     mean = conv(x.mean, weights.mean, *([] if bias is None else [bias.mean]))
-    var = None if x.certain else conv(x.var, weights.mean.squared)
+    var = None if x.var is None else conv(x.var, weights.mean.squared)
     z = _with_residual(Uncertain(mean, var), node.input(3))
     return _then_activation(node, z, _conv_activation(node))
 
 
 @rule("FusedGemm", accuracy=FIRST_ORDER, linear=True, domain=MICROSOFT)
-def fused_gemm(node: NodeView) -> Value:
+def fused_gemm(node: NodeView) -> Value | None:
     """φ'(z)² v_z, with z and v_z as Gemm."""
     names = ("alpha", "beta", "transA", "transB")
     gemm = _seen_as(node, "Gemm", node.node.inputs, **{name: node.attr(name) for name in names})
     present = [operand.mean for operand in node.inputs if operand.present]
-    z = Uncertain(gemm.again(*present), behaviour("", "Gemm").apply(gemm))
+    z = Uncertain(gemm.again(*present), variance_by_rule(gemm))
     given = {name: node.attr(f"activation_{name}") for name in ("alpha", "beta", "gamma")}
     return _then_activation(node, z, {name: value for name, value in given.items() if value is not None})
 
 
 @rule("FusedMatMulActivation", accuracy=FIRST_ORDER, linear=True, domain=MICROSOFT)
-def fused_matmul_activation(node: NodeView) -> Value:
+def fused_matmul_activation(node: NodeView) -> Value | None:
     """φ'(z)² v_z, with z and v_z as FusedMatMul."""
     own = {"activation", "activation_alpha", "activation_beta", "activation_gamma", "activation_axis"}
     attrs = {name: value for name, value in node.node.attrs.items() if name not in own}
@@ -235,7 +242,7 @@ def fused_matmul_activation(node: NodeView) -> Value:
     matmul = NodeView(node.graph, virtual, node.variance_of, node.options)
     z = Uncertain(
         matmul.again(*(operand.mean for operand in node.inputs)),
-        behaviour(MICROSOFT, "FusedMatMul").apply(matmul),
+        variance_by_rule(matmul),
     )
     given = {name: node.attr(f"activation_{name}") for name in ("alpha", "beta", "gamma")}
     return _then_activation(node, z, {name: value for name, value in given.items() if value is not None})
@@ -247,7 +254,7 @@ def gemm_fast_gelu(node: NodeView) -> Value:
     x, weights, bias = node.inputs[0], node.inputs[1], node.input(2)
     if bias is not None and not bias.certain:
         raise node.refuse("its bias is uncertain")
-    var = behaviour("", "MatMul").apply(_seen_as(node, "MatMul", node.node.inputs[:2]))
+    var = variance_by_rule(_seen_as(node, "MatMul", node.node.inputs[:2]))
     mean = node.graph.emit("MatMul", x.mean, weights.mean)
     z = Uncertain(mean if bias is None else mean + bias.mean, var)
     return _activated(node, "Gelu", z, approximate="tanh")
@@ -281,7 +288,7 @@ def grid_sample(node: NodeView) -> Value:
     """Σ w² v with the interpolation weights w, as ONNX's own."""
     attrs = {"mode": "bilinear", **node.node.attrs}
     virtual = VirtualNode("GridSample", node.node.name, attrs, node.node.inputs, node.node.outputs, MICROSOFT)
-    return behaviour("", "GridSample").apply(NodeView(node.graph, virtual, node.variance_of, node.options))
+    return sample_grid(NodeView(node.graph, virtual, node.variance_of, node.options))
 
 
 @rule("NhwcMaxPool", accuracy=FIRST_ORDER, domain=MICROSOFT)
@@ -295,8 +302,10 @@ def channels_last_max_pool(node: NodeView) -> Value:
         return graph.emit("Transpose", t, perm=[0, 3, 1, 2])
 
     both = (x.raw.dtype, np.int64)
-    _, where = graph.emit("MaxPool", channels_second(x.raw), outputs=2, dtypes=both, **node.node.attrs)
-    flat = graph.emit("Reshape", channels_second(x.var), graph.ints(-1))
+    _, where = graph.emit_several(
+        "MaxPool", channels_second(x.raw), outputs=2, dtypes=both, **node.node.attrs
+    )
+    flat = graph.emit("Reshape", channels_second(x.variance), graph.ints(-1))
     return graph.emit("Transpose", graph.emit("Gather", flat, where, axis=0), perm=[0, 2, 3, 1])
 
 

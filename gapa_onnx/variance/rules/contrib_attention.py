@@ -6,6 +6,7 @@ masks into a bias of the scores.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -71,7 +72,8 @@ def _mask_bias(node: NodeView, mask: Operand | None, q: Value, k: Value, past: V
         seen = graph.emit("Gather", values, graph.positions(graph.dimension(k, 2)), axis=3) > 0
     else:
         seen = graph.unsqueeze(values, [1, 2] if mask.rank == 2 else [1]) > 0
-    return (1 - seen) * node.attr("mask_filter_value", -10000.0)
+    filtered: float = node.attr("mask_filter_value", -10000.0)
+    return (1 - seen) * filtered
 
 
 def _seen_range(node: NodeView, lengths: Value, q: Value, k: Value) -> Value:
@@ -116,19 +118,16 @@ def packed_attention(node: NodeView) -> tuple[Value | None, ...]:
     mean = mean if projection_bias is None else mean + projection_bias.mean
     var = None if x.certain else graph.emit("MatMul", x.var, weights.mean.squared)
     ends = np.cumsum(sizes).tolist()
+    together = Uncertain(mean, var)
     q, k, v = (
-        Uncertain(mean, var)
-        .moved(lambda t, i=i: graph.slice(t, 2, ends[i] - sizes[i], ends[i]))
-        .moved(split_heads(heads))
-        for i in range(3)
+        together.moved(_sliced(2, end - size, end)).moved(split_heads(heads))
+        for size, end in zip(sizes, ends)
     )
     past, offset, whole = node.input(4), None, None
     if past is not None:
-        keys, values = (
-            Uncertain.of(past).moved(lambda t, i=i: graph.emit("Gather", t, _scalar(node, i), axis=0))
-            for i in (0, 1)
-        )
-        k, v = keys.joined(k, 2), values.joined(v, 2)
+        both = Uncertain.of(past)
+        k = both.moved(lambda t: graph.emit("Gather", t, _scalar(node, 0), axis=0)).joined(k, 2)
+        v = both.moved(lambda t: graph.emit("Gather", t, _scalar(node, 1), axis=0)).joined(v, 2)
         whole = graph.dimension(past.raw, 3)
         offset = graph.cast(whole, mean.dtype)
     mask = _mask_bias(node, node.input(3), q.mean, k.mean, whole)
@@ -181,10 +180,10 @@ def multi_head_attention(node: NodeView) -> tuple[Value | None, ...]:
     q, k, v = _projected(node, heads)
     query = node.inputs[0]
     size = _head_size(query, 4, 1) if query.rank == 5 else _head_size(query, 2, heads)
-    offset, past_key, past_value = None, node.input(6), node.input(7)
+    offset, past_key = None, node.input(6)
     if past_key is not None:
         offset = graph.cast(graph.dimension(past_key.raw, 2), q.mean.dtype)
-        k, v = Uncertain.of(past_key).joined(k, 2), Uncertain.of(past_value).joined(v, 2)
+        k, v = Uncertain.of(past_key).joined(k, 2), Uncertain.of(node.inputs[7]).joined(v, 2)
     mask = _mask_bias(node, node.input(4), q.mean, k.mean, None)
     attended = Attention(
         q, k, v,
@@ -266,10 +265,10 @@ def group_query_attention(node: NodeView) -> tuple[Value | None, ...]:
         allowed.append(key_positions(k.mean) < cache.total)
     packed = node.input(1) is None
     size = _head_size(node.inputs[0], 2, heads + 2 * kv_heads if packed else heads)
-    sink = node.input(11)
-    if sink is not None and not sink.certain:
+    given = node.input(11)
+    if given is not None and not given.certain:
         raise node.refuse("its sink is uncertain")
-    sink = None if sink is None else graph.emit("Reshape", sink.mean, graph.ints(1, -1, 1, 1))
+    sink = None if given is None else graph.emit("Reshape", given.mean, graph.ints(1, -1, 1, 1))
     if sink is None and node.attr("smooth_softmax", -1) == 1:
         sink = graph.constant(np.zeros((1, 1, 1, 1), q.mean.dtype))
     repeat = repeat_heads(heads // kv_heads, heads)
@@ -292,19 +291,25 @@ def _left_window(node: NodeView) -> int:
 
 
 def _grouped(node: NodeView, heads: int, kv_heads: int) -> tuple[Uncertain, Uncertain, Uncertain]:
-    query, key, value = node.inputs[0], node.input(1), node.input(2)
+    query, key = node.inputs[0], node.input(1)
     if key is not None:
         split = split_heads(kv_heads)
         return (
             Uncertain.of(query).moved(split_heads(heads)),
             Uncertain.of(key).moved(split),
-            Uncertain.of(value).moved(split),
+            Uncertain.of(node.inputs[2]).moved(split),
         )
     packed = Uncertain.of(query).moved(split_heads(heads + 2 * kv_heads))
-    ends = (heads, heads + kv_heads, heads + 2 * kv_heads)
-    return tuple(
-        packed.moved(lambda x, a=a, b=b: x.graph.slice(x, 1, a, b)) for a, b in zip((0, *ends[:2]), ends)
+    keys, values, end = heads, heads + kv_heads, heads + 2 * kv_heads
+    return (
+        packed.moved(_sliced(1, 0, keys)),
+        packed.moved(_sliced(1, keys, values)),
+        packed.moved(_sliced(1, values, end)),
     )
+
+
+def _sliced(axis: int, start: int, end: int) -> Callable[[Value], Value]:
+    return lambda value: value.graph.slice(value, axis, start, end)
 
 
 class _Cache:
@@ -346,11 +351,9 @@ class _Cache:
         )
         rows = graph.emit("Expand", rows, spread)
         joined = Uncertain.of(past).joined(new, 2)
-        mean, var = (
-            None if x is None else graph.emit("GatherElements", x, rows, axis=2)
-            for x in (joined.mean, joined.var)
-        )
-        return Uncertain(mean, None if var is None else var * (j < self.before + self.new_count))
+        found = joined.moved(lambda x: graph.emit("GatherElements", x, rows, axis=2))
+        var = found.var
+        return Uncertain(found.mean, None if var is None else var * (j < self.before + self.new_count))
 
 
 def _rotation(node: NodeView, cache: _Cache) -> Rotation:
@@ -360,9 +363,9 @@ def _rotation(node: NodeView, cache: _Cache) -> Rotation:
     if given is None:
         positions = graph.emit("Reshape", cache.before, graph.ints(-1, 1)) + i
     else:  # in the first run only the first position is read
-        given = graph.cast(given.raw, dtype)
-        start = graph.emit("Gather", graph.emit("Reshape", given, graph.ints(-1)), graph.ints(0), axis=0)
-        positions = cache.later * given + (1 - cache.later) * (start + i)
+        stated = graph.cast(given.raw, dtype)
+        start = graph.emit("Gather", graph.emit("Reshape", stated, graph.ints(-1)), graph.ints(0), axis=0)
+        positions = cache.later * stated + (1 - cache.later) * (start + i)
     positions = graph.cast(positions, np.int64)
     width = cos.shape[1] if cos.shape is not None else None
     return Rotation(

@@ -9,6 +9,7 @@ stays certain gets no twin.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -27,7 +28,7 @@ def if_(node: NodeView) -> tuple[Value | None, ...]:
     """The variance that the chosen branch gives, by a twin of the node."""
     branches = [node.attr("then_branch"), node.attr("else_branch")]
     graphs = [node.graph.child() for _ in branches]
-    inside = [node.within(body, graph, {}) for body, graph in zip(branches, graphs)]
+    inside = [node.inside(body, graph, {}) for body, graph in zip(branches, graphs)]
     uncertain = [
         position
         for position in range(len(node.outputs))
@@ -67,7 +68,7 @@ def loop(node: NodeView) -> tuple[Value | None, ...]:
     node.graph.close(graph)
     # The twin's outputs: the mean states again, then the variance states, then the scanned variances.
     dtypes = [node.outputs[p].dtype for p in (*range(count), *uncertain, *scans)]
-    answers = node.graph.emit("Loop", *given, outputs=len(dtypes), dtypes=dtypes, body=twin_body)
+    answers = node.graph.emit_several("Loop", *given, outputs=len(dtypes), dtypes=dtypes, body=twin_body)
     variances = dict(zip([*uncertain, *scans], answers[count:]))
     return tuple(variances.get(p) for p in range(len(node.outputs)))
 
@@ -78,14 +79,42 @@ def scan(node: NodeView) -> tuple[Value | None, ...]:
     if node.opset < 9:
         raise node.refuse("Scan of opset 8 has a batch axis of its own")
     body: gs.Graph = node.attr("body")
-    scanned = int(node.attr("num_scan_inputs"))
-    count = len(node.inputs) - scanned
+    count = len(node.inputs) - int(node.attr("num_scan_inputs"))
     states, sequences = node.inputs[:count], node.inputs[count:]
     read = [p for p, operand in enumerate(sequences) if not operand.certain]
     uncertain, graph, found = _settled_states(node, body, 0, states, [count + p for p in read])
     scans = [p for p in range(len(node.outputs) - count) if body.outputs[count + p].name in found]
     if not uncertain and not scans:
         return (None,) * len(node.outputs)
+    twin_body = _scan_body(body, graph, found, count, uncertain, read, scans)
+    node.graph.close(graph)
+    dtypes = [node.outputs[p].dtype for p in (*range(count), *uncertain, *(count + p for p in scans))]
+    answers = node.graph.emit_several(
+        "Scan",
+        *(operand.raw for operand in states),
+        *(_initial(states[p]) for p in uncertain),
+        *(operand.raw for operand in sequences),
+        *(sequences[p].var for p in read),
+        outputs=len(dtypes),
+        dtypes=dtypes,
+        body=twin_body,
+        **_scan_attributes(node, read, scans),
+    )
+    variances = dict(zip([*uncertain, *(count + p for p in scans)], answers[count:]))
+    return tuple(variances.get(p) for p in range(len(node.outputs)))
+
+
+def _scan_body(
+    body: gs.Graph,
+    graph: VarianceGraph,
+    found: dict[str, Value],
+    count: int,
+    uncertain: Sequence[int],
+    read: Sequence[int],
+    scans: Sequence[int],
+) -> gs.Graph:
+    """The body of the twin: variance states stand behind the `count` mean states, scanned variances behind
+    the scanned means; of what is stacked it returns the variances alone."""
     inputs = [
         *body.inputs[:count],
         *(_state_input(body.inputs[p]) for p in uncertain),
@@ -97,29 +126,19 @@ def scan(node: NodeView) -> tuple[Value | None, ...]:
         *(_result(graph, body.outputs[p], found) for p in uncertain),
         *(_result(graph, body.outputs[count + p], found) for p in scans),
     ]
-    twin_body = graph.to_body(inputs, outputs)
-    node.graph.close(graph)
-    attrs = {"num_scan_inputs": scanned + len(read)}
+    return graph.to_body(inputs, outputs)
+
+
+def _scan_attributes(node: NodeView, read: Sequence[int], scans: Sequence[int]) -> dict[str, Any]:
+    """Axes and directions of the twin: those of `read` inputs once more, and those of the `scans` it returns."""
+    attrs: dict[str, Any] = {"num_scan_inputs": int(node.attr("num_scan_inputs")) + len(read)}
     for name in ("scan_input_axes", "scan_input_directions"):
         if node.attr(name) is not None:
             attrs[name] = [*node.attr(name), *(node.attr(name)[p] for p in read)]
     for name in ("scan_output_axes", "scan_output_directions"):
         if node.attr(name) is not None:
             attrs[name] = [node.attr(name)[p] for p in scans]
-    dtypes = [node.outputs[p].dtype for p in (*range(count), *uncertain, *(count + p for p in scans))]
-    answers = node.graph.emit(
-        "Scan",
-        *(operand.raw for operand in states),
-        *(_initial(states[p]) for p in uncertain),
-        *(operand.raw for operand in sequences),
-        *(sequences[p].var for p in read),
-        outputs=len(dtypes),
-        dtypes=dtypes,
-        body=twin_body,
-        **attrs,
-    )
-    variances = dict(zip([*uncertain, *(count + p for p in scans)], answers[count:]))
-    return tuple(variances.get(p) for p in range(len(node.outputs)))
+    return attrs
 
 
 # --------------------------------------------------------------------------- pieces
@@ -140,7 +159,7 @@ def _settled_states(
         names = [body.inputs[first + p].name for p in uncertain] + [body.inputs[p].name for p in read]
         tensors = {tensor.name: tensor for tensor in body.inputs}
         known = {name: graph.tensor(f"{name}/var", variance_dtype(tensors[name].dtype)) for name in names}
-        found = node.within(body, graph, known)
+        found = node.inside(body, graph, known)
         grown = [
             p
             for p in range(len(states))
@@ -177,7 +196,7 @@ def _result(graph: VarianceGraph, tensor: gs.Tensor, found: dict[str, Value]) ->
 
 def _twin(
     node: NodeView, inputs: Sequence[Value], positions: Sequence[int], **bodies: gs.Graph
-) -> dict[int, Value]:
+) -> dict[int, Value | None]:
     dtypes = [node.outputs[p].dtype for p in positions]
-    answers = node.graph.emit(node.op_type, *inputs, outputs=len(positions), dtypes=dtypes, **bodies)
+    answers = node.graph.emit_several(node.op_type, *inputs, outputs=len(positions), dtypes=dtypes, **bodies)
     return dict(zip(positions, answers))

@@ -42,19 +42,21 @@ class Layer:
 
     @staticmethod
     def of(node: NodeView, weight: Operand, further: Sequence[Value], changed: dict[str, float]) -> Layer:
-        known = weight.shape is not None and all(isinstance(size, int) for size in weight.shape)
-        known = known and weight.mean.is_constant
-        return Layer(node, weight.mean.squared, weight.shape if known else None, further, changed)
+        shape = weight.shape or ()
+        sizes = tuple(size for size in shape if isinstance(size, int))
+        known = weight.shape is not None and len(sizes) == len(shape) and weight.mean.is_constant
+        return Layer(node, weight.mean.squared, sizes if known else None, further, changed)
 
     def __call__(self, var: Value) -> Value:
         """The variance behind the layer, from the one before it."""
-        found = None
+        found: Value | None = None
         if self.shape is not None and isinstance(var, Scaled):
             found = self._on_vector(var) or self._on_one_channel(var)
         elif self.shape is not None and isinstance(var, Upsampled):
             found = self._with_upsampling(var)
-        elif self.shape is not None and isinstance(var, Partial) and self._axis_of_inputs(var) is not None:
-            found = self._by_parts(var)
+        elif self.shape is not None and isinstance(var, Partial):
+            axis = self._axis_of_inputs(var)
+            found = None if axis is None else self._by_parts(var, axis)
         return self._plain(var) if found is None else found
 
     def _plain(self, var: Value, squared: Value | None = None, **attrs: object) -> Value:
@@ -63,22 +65,29 @@ class Layer:
 
     @property
     def _group(self) -> int:
-        return self.node.attr("group", 1)
+        return int(self.node.attr("group", 1))
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """The weight's shape, where it is a constant."""
+        if self.shape is None:
+            raise ValueError("the weight is no constant")
+        return self.shape
 
     # -------------------------------------------------------------------- Scaled
 
     def _on_vector(self, var: Scaled) -> Scaled | None:
         """f(s·p, w²) = s·f(p, w²), where f mixes features only."""
         graph, node = self.node.graph, self.node
-        last = node.op_type in ("MatMul", "Gemm") and var.axis == -1 and len(self.shape) == 2
+        last = node.op_type in ("MatMul", "Gemm") and var.axis == -1 and len(self._sizes) == 2
         if last and not node.attr("transA", 0):
             # A matrix for Gemm; for MatMul a vector, as the data may be one too.
             row = graph.emit("Reshape", var.profile, graph.ints(*([1] if node.op_type == "Gemm" else []), -1))
             return var.with_profile(self._plain(row))
-        pointwise = node.op_type == "Conv" and var.axis == 1 and all(size == 1 for size in self.shape[2:])
+        pointwise = node.op_type == "Conv" and var.axis == 1 and all(size == 1 for size in self._sizes[2:])
         pointwise = pointwise and set(node.attr("strides", [1])) == {1} and not any(node.attr("pads", [0]))
         if pointwise and _has_explicit_pads(node):
-            position = graph.emit("Reshape", var.profile, graph.ints(1, -1, *self.shape[2:]))
+            position = graph.emit("Reshape", var.profile, graph.ints(1, -1, *self._sizes[2:]))
             return var.with_profile(self._plain(position, **dict.fromkeys(WINDOW)))
         return None
 
@@ -87,13 +96,13 @@ class Layer:
         node, graph = self.node, self.node.graph
         if node.op_type not in CONVOLUTIONS or var.axis != 1:
             return None
-        groups, kernel = self._group, self.shape[2:]
+        groups, kernel = self._group, self._sizes[2:]
         ones = [1] * len(kernel)
         if node.op_type == "Conv":
-            outputs, inputs = self.shape[0] // groups, self.shape[1]
+            outputs, inputs = self._sizes[0] // groups, self._sizes[1]
             apart, profile, summed = (groups, outputs, inputs, *kernel), (groups, 1, inputs, *ones), 2
         else:
-            inputs, outputs = self.shape[0] // groups, self.shape[1]
+            inputs, outputs = self._sizes[0] // groups, self._sizes[1]
             apart, profile, summed = (groups, inputs, outputs, *kernel), (groups, inputs, 1, *ones), 1
         weights = graph.emit("Reshape", self.squared, graph.ints(*apart))
         weights = weights * graph.emit("Reshape", var.profile, graph.ints(*profile))
@@ -114,14 +123,14 @@ class Layer:
         node, before = self.node, var.attrs
         if node.op_type != "Conv" or self._group != 1 or set(node.attr("strides", [1])) != {1}:
             return None
-        axes = len(self.shape) - 2
+        axes = len(self._sizes) - 2
         plain = not any(before.get("pads", [0])) and set(before.get("dilations", [1])) == {1}
         plain = (
             plain and before.get("auto_pad", "NOTSET") in ("NOTSET", "VALID") and "output_shape" not in before
         )
         if not plain or not _has_explicit_pads(node):
             return None
-        reach = [(size - 1) * d for size, d in zip(self.shape[2:], node.attr("dilations", [1] * axes))]
+        reach = [(size - 1) * d for size, d in zip(self._sizes[2:], node.attr("dilations", [1] * axes))]
         cropped = [r - p for r, p in zip(reach * 2, node.attr("pads", [0] * 2 * axes))]
         if min(cropped) < 0:
             return None
@@ -138,20 +147,20 @@ class Layer:
             return 1 if node.op_type == "Conv" else 0
         if node.op_type == "Gemm" and var.axis == 1 and not node.attr("transA", 0):
             return 1 if node.attr("transB", 0) else 0
-        if node.op_type == "MatMul" and len(self.shape) == 2 and var.axis == node.inputs[0].rank - 1:
+        if node.op_type == "MatMul" and len(self._sizes) == 2 and var.axis == node.inputs[0].rank - 1:
             return 0
         return None
 
-    def _by_parts(self, var: Partial) -> Value:
-        """Parts that are deferred go through by themselves, the others together."""
-        graph, axis = self.node.graph, self._axis_of_inputs(var)
+    def _by_parts(self, var: Partial, axis: int) -> Value:
+        """Parts that are deferred go through by themselves, the others together; `axis` is the weight's."""
+        graph = self.node.graph
         terms: list[Value] = []
         tensors: list[Value] = []
         weights: list[Value] = []
         for start, end, part in var.uncertain:
             squared = graph.slice(self.squared, axis, start, end)
             if isinstance(part, Deferred):
-                shape = (*self.shape[:axis], end - start, *self.shape[axis + 1 :])
+                shape = (*self._sizes[:axis], end - start, *self._sizes[axis + 1 :])
                 terms.append(replace(self, squared=squared, shape=shape)(part))
             else:
                 tensors.append(part)

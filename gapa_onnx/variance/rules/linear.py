@@ -15,9 +15,7 @@ bilinear("Gemm", alpha=1.0)
 @rule("BatchNormalization", accuracy=Accuracy.EXACT)
 def batch_normalization(node: NodeView) -> Value:
     """v γ² / (σ² + ε): affine with the stored statistics."""
-    # Before opset 14 it is the further outputs that turn training on.
-    if node.attr("training_mode", 0) or len(node.outputs) > 1:
-        raise node.refuse("it is in training mode: the output depends on the whole batch")
+    require_stored_statistics(node)
     x, scale, bias, mean, variance = node.inputs
     if any(not parameter.certain for parameter in (scale, bias, mean, variance)):
         raise node.refuse("its parameters are uncertain")
@@ -25,7 +23,13 @@ def batch_normalization(node: NodeView) -> Value:
         return x.var.each(
             lambda *part: _stretched(node, part[2], lambda p: node.graph.slice(p, 0, *part[:2]))
         )
-    return _stretched(node, x.var, lambda parameter: parameter)
+    return _stretched(node, x.variance, lambda parameter: parameter)
+
+
+def require_stored_statistics(node: NodeView) -> None:
+    """Refuse a BatchNormalization in training. Before opset 14 it is its further outputs that tell."""
+    if node.attr("training_mode", 0) or len(node.outputs) > 1:
+        raise node.refuse("it is in training mode: the output depends on the whole batch")
 
 
 def _stretched(node: NodeView, var: Value, own: Callable[[Value], Value]) -> Value:

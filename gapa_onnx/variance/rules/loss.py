@@ -11,7 +11,7 @@ from gapa_onnx.variance.rules.view import NodeView
 @rule("NegativeLogLikelihoodLoss", accuracy=Accuracy.EXACT)
 def negative_log_likelihood(node: NodeView) -> Value:
     """Σ_n w_n² v_n over the chosen elements, divided by (Σ_n w_n)² for the mean"""
-    return _chosen(node, node.inputs[0].var)
+    return _chosen(node, node.inputs[0].variance)
 
 
 @rule("SoftmaxCrossEntropyLoss", accuracy=Accuracy.FIRST_ORDER)
@@ -19,7 +19,7 @@ def softmax_cross_entropy(node: NodeView) -> Variances:
     """Σ_n w_n² v_n of the chosen logarithms of the softmax, divided by (Σ_n w_n)² for the mean"""
     scores, reduce = node.inputs[0], node.graph.reduce
     p = (scores.mean - reduce("ReduceLogSumExp", scores.mean, [1])).exp()
-    log_prob = softmax_spread(p, scores.var, lambda terms: reduce("ReduceSum", terms, [1]))
+    log_prob = softmax_spread(p, scores.variance, lambda terms: reduce("ReduceSum", terms, [1]))
     return (_chosen(node, log_prob), log_prob)[: len(node.outputs)]
 
 

@@ -11,9 +11,9 @@ from math import pi
 import numpy as np
 
 from gapa_onnx.variance.graph import Value
+from gapa_onnx.variance.rules.norms import lp_normalization
 from gapa_onnx.variance.rules.registry import (
     Accuracy,
-    behaviour,
     deterministic,
     rule,
     structural,
@@ -40,7 +40,7 @@ def _times(rows: Value, matrix: np.ndarray) -> Value:
 
 def _linear_scores(node: NodeView, weights: np.ndarray, y: Value) -> Value:
     """The variance of y = g(W x + b) for the post-transform g of the node; W is (e, d)."""
-    v = _rows(node, node.inputs[0].var, weights.shape[1])  # (n, d)
+    v = _rows(node, node.inputs[0].variance, weights.shape[1])  # (n, d)
     of_scores = _times(v, weights.T**2)  # (n, e)
     transform = node.attr("post_transform", "NONE")
     if transform == "NONE":
@@ -116,7 +116,7 @@ def _kernel_gradient(node: NodeView, coefficients: np.ndarray, vectors: np.ndarr
     """∂/∂x of Σ_i c_i K(x, s_i), (n, d), and the rows of v; c is (m,), the support vectors are (m, d)."""
     gamma, offset, degree = (float(number) for number in node.attr("kernel_params"))
     kind, graph = node.attr("kernel_type", "LINEAR"), node.graph
-    v = _rows(node, node.inputs[0].var, vectors.shape[1])
+    v = _rows(node, node.inputs[0].variance, vectors.shape[1])
     x = _rows(node, node.inputs[0].mean, vectors.shape[1])
     if kind == "RBF":
         # exp(-γ |x - s|²); distances are never negative but for rounding, which exp turns into 1 ± ε.
@@ -138,7 +138,7 @@ def _kernel_gradient(node: NodeView, coefficients: np.ndarray, vectors: np.ndarr
 def _kernel_score(node: NodeView, coefficients: np.ndarray, vectors: np.ndarray) -> Value:
     """Σ_f (∂s/∂x_f)² v_f for one score s, (n, 1)"""
     if node.attr("kernel_type", "LINEAR") == "LINEAR":
-        v = _rows(node, node.inputs[0].var, vectors.shape[1])
+        v = _rows(node, node.inputs[0].variance, vectors.shape[1])
         return _times(v, (coefficients @ vectors)[:, None] ** 2)
     gradient, v = _kernel_gradient(node, coefficients, vectors)
     return node.graph.reduce("ReduceSum", gradient.squared * v, [1])
@@ -154,7 +154,7 @@ def svm_regressor(node: NodeView) -> Value | None:
     coefficients = np.asarray(node.attr("coefficients"), np.float64)
     supports = node.attr("n_supports", 0)
     if not supports:  # the coefficients are weights themselves
-        return _times(_rows(node, node.inputs[0].var, len(coefficients)), coefficients[:, None] ** 2)
+        return _times(_rows(node, node.inputs[0].variance, len(coefficients)), coefficients[:, None] ** 2)
     return _kernel_score(node, coefficients, np.reshape(node.attr("support_vectors"), (supports, -1)))
 
 
@@ -178,7 +178,7 @@ def svm_classifier(node: NodeView) -> tuple[Value | None, ...]:
         return (None, node.graph.emit("Concat", one, one, axis=1))
     if node.attr("kernel_type", "LINEAR") != "LINEAR":
         raise node.refuse("more than two classes with a kernel that is not linear")
-    v = _rows(node, node.inputs[0].var, vectors.shape[1])
+    v = _rows(node, node.inputs[0].variance, vectors.shape[1])
     return (None, _times(v, (pairs @ vectors).T ** 2))
 
 
@@ -205,7 +205,7 @@ def _pair_coefficients(coefficients: np.ndarray, counts: list[int]) -> np.ndarra
 @rule("Scaler", accuracy=EXACT, domain=ML)
 def scaler(node: NodeView) -> Value:
     """v scale²"""
-    v = node.graph.cast(node.inputs[0].var, node.output.dtype)
+    v = node.graph.cast(node.inputs[0].variance, node.output.dtype)
     scale = np.asarray(node.attr("scale"), np.float64)
     return (
         v * float(scale[0] ** 2) if scale.size == 1 else v * node.graph.constant((scale**2).astype(v.dtype))
@@ -225,7 +225,7 @@ def imputer(node: NodeView) -> Value:
             graph.emit(op, x.mean, x.mean.lift(replaced), dtype=np.bool_) for op in ("Greater", "Less")
         )
         missing = graph.emit("Not", graph.emit("Or", above, below))
-    return graph.emit("Where", missing, graph.zeros(x.var), x.var, dtype=x.dtype)
+    return graph.emit("Where", missing, graph.zeros(x.variance), x.variance, dtype=x.dtype)
 
 
 structural("ArrayFeatureExtractor", domain=ML)
@@ -245,23 +245,23 @@ def normalizer(node: NodeView) -> Value:
         attrs = {"p": 2 if norm == "L2" else 1, "axis": -1 if x.shape is None else x.rank - 1}
         alike = VirtualNode("LpNormalization", node.node.name, attrs, node.node.inputs, node.node.outputs)
         view = NodeView(graph, alike, node.variance_of, node.options)
-        return graph.cast(behaviour("", "LpNormalization").apply(view), node.output.dtype)
+        return graph.cast(lp_normalization(view), node.output.dtype)
     axis = [-1 if x.shape is None else x.rank - 1]
     largest = graph.reduce("ReduceMax", x.mean, axis)
     by_zero = (largest >= 0) * (largest <= 0)  # such a row is left as it is
     divisor = largest + by_zero
     is_largest = (x.mean >= largest) * (1 - by_zero)
-    total = graph.reduce("ReduceSum", is_largest * x.var, axis)
+    total = graph.reduce("ReduceSum", is_largest * x.variance, axis)
     of_largest = total / (graph.reduce("ReduceSum", is_largest, axis) + by_zero)  # those that tie share it
     # At the largest element y is 1 whatever x is; the others move with themselves and with it.
-    moved = x.var + (x.mean / divisor).squared * of_largest
+    moved = x.variance + (x.mean / divisor).squared * of_largest
     return graph.cast((1 - is_largest) * moved / divisor.squared, node.output.dtype)
 
 
 @rule("ZipMap", accuracy=EXACT, domain=ML)
 def zip_map(node: NodeView) -> Value:
     """v, as a plain tensor with a column per class: there are no variances of maps."""
-    return node.inputs[0].var
+    return node.inputs[0].variance
 
 
 # ------------------------------------------------------------------------------ discrete

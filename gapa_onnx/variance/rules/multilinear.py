@@ -37,7 +37,7 @@ def einsum(node: NodeView) -> Value:
 
 def _contribution(operands: list[Operand], terms: list[str], result: str, chosen: tuple[int, ...]) -> Value:
     others = [i for i in range(len(operands)) if i not in chosen]
-    variances = [operands[i].var for i in chosen]
+    variances = [operands[i].variance for i in chosen]
     equation = ",".join(terms[i] for i in chosen)
     if not others:
         return _einsum(variances, f"{equation}->{result}")
@@ -81,7 +81,7 @@ def _refuse_what_is_not_multilinear(node: NodeView, terms: list[str], result: st
         raise node.refuse(f"more than {MOST_UNCERTAIN} of its operands are uncertain")
     if any("..." in term for term in terms) and "..." not in result:
         raise node.refuse("it sums over the dimensions of an ellipsis")
-    sizes: dict[str, set] = {}
+    sizes: dict[str, set[int]] = {}
     for operand, term in zip(node.inputs, terms):
         if operand.shape is not None and "..." not in term:
             for index, size in zip(_indices(term), operand.shape):
@@ -95,7 +95,7 @@ def _refuse_what_is_not_multilinear(node: NodeView, terms: list[str], result: st
 def determinant(node: NodeView) -> Value:
     """Σ_ij m_ij² v_ij with m_ij the determinant without row i and column j"""
     x, graph = node.inputs[0], node.graph
-    rank, size = x.rank, x.shape[-1]
+    rank, size = x.rank, x.sizes[-1]
     if isinstance(size, int) and size > LARGEST_MATRIX:
         raise node.refuse(f"its matrices are larger than {LARGEST_MATRIX}: their minors are too many")
     others = _all_but_each(x)  # (m, m - 1)
@@ -103,7 +103,7 @@ def determinant(node: NodeView) -> Value:
     minors = graph.emit("Gather", minors, others, axis=rank)  # (…, m, m - 1, m, m - 1)
     perm = [*range(rank - 2), rank - 2, rank, rank - 1, rank + 1]
     minors = graph.emit("Det", graph.emit("Transpose", minors, perm=perm))  # that of no elements is 1
-    return graph.reduce("ReduceSum", minors.squared * x.var, [rank - 2, rank - 1], keepdims=False)
+    return graph.reduce("ReduceSum", minors.squared * x.variance, [rank - 2, rank - 1], keepdims=False)
 
 
 def _all_but_each(x: Operand) -> Value:

@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 
 from gapa_onnx.variance.graph import Value, VarianceGraph
-from gapa_onnx.variance.rules.registry import Accuracy, Variances, rule
+from gapa_onnx.variance.rules.registry import Accuracy, Variances, rule, total_of
 from gapa_onnx.variance.rules.view import NodeView, Operand
 
 FIRST_ORDER = Accuracy.FIRST_ORDER
@@ -68,18 +68,28 @@ class Normalised:
     @property
     def var(self) -> Value | None:
         """Of u."""
-        if self.v is None:
-            return None
+        return None if self.v is None else self.variance
+
+    @property
+    def variance(self) -> Value:
+        """Of u, where x is uncertain."""
         return (self._centred_spread() if self.centred else self._spread()) / self.square
 
     @property
+    def _noise(self) -> Value:
+        """v, where x is uncertain."""
+        if self.v is None:
+            raise ValueError("what is normalised is certain: it has no variance")
+        return self.v
+
+    @property
     def var_of_mean(self) -> Value:
-        return self.average(self.v) / self.size
+        return self.average(self._noise) / self.size
 
     @property
     def var_of_inverse(self) -> Value:
         """Of 1 / s, whose slopes are -u_j / (n s²)."""
-        return self.average(self.u.squared * self.v) / (self.size * self.square.squared)
+        return self.average(self.u.squared * self._noise) / (self.size * self.square.squared)
 
     def _spread(self) -> Value:
         """(1 - p_i)² v_i + p_i Σ_{j≠i} p_j v_j, with p = u² / n, which sums to 1 at most.
@@ -87,7 +97,7 @@ class Normalised:
         Where p_i ≤ 1/2 this is (1 - 2 p_i) v_i + p_i Σ_j p_j v_j, a sum of what is positive. At most
         one element is above; its own term is left out of the sum that it reads, not subtracted.
         """
-        v, average = self.v, self.average
+        v, average = self._noise, self.average
         p = self.u.squared / self.size
         terms = self.u.squared * v  # n p_j v_j
         large = p > 0.5
@@ -101,7 +111,7 @@ class Normalised:
         Σ_i a_ii is 2 at most, so at most one element has a_ii > 1/2 + 1/n, which is u_i² > n/2. Its sum
         is taken over the others. For the rest the sums over j are expanded, so that they are shared.
         """
-        v, u, n, average = self.v, self.u, self.size, self.average
+        v, u, n, average = self._noise, self.u, self.size, self.average
         square, graph = u.squared, self.x.graph
         own = (square + 1) / n  # a_ii
         rest = 1 - own
@@ -122,8 +132,11 @@ def over(graph: VarianceGraph, axes: Sequence[int]) -> Callable[[Value], Value]:
 
 def elements_along(x: Operand, axes: Sequence[int]) -> int | None:
     """How many elements a group has that spans some axes; None where that is not known."""
-    sizes = [None] if x.shape is None else [x.shape[axis] for axis in axes]
-    return prod(sizes) if all(isinstance(size, int) and size > 0 for size in sizes) else None
+    if x.shape is None:
+        return None
+    sizes = [x.shape[axis] for axis in axes]
+    known = [size for size in sizes if isinstance(size, int) and size > 0]
+    return prod(known) if len(known) == len(sizes) else None
 
 
 def affine(
@@ -137,11 +150,11 @@ def affine(
     terms = []
     if var is not None:
         terms.append(var if scale is None else var * shape(scale.mean).squared)
-    if scale is not None and not scale.certain:
+    if scale is not None and scale.var is not None:
         terms.append(shape(scale.var) * (u.squared if var is None else u.squared + var))
-    if bias is not None and not bias.certain:
+    if bias is not None and bias.var is not None:
         terms.append(shape(bias.var))
-    total = sum(terms[1:], terms[0])
+    total = total_of(terms)
     return total if var is not None else u.graph.expand(total, like=u)
 
 
@@ -150,11 +163,11 @@ def added(parts: Sequence[Operand], shape: Callable[[Operand, Value], Value]) ->
     means = [shape(part, part.mean) for part in parts]
     uncertain = {part.tensor.name: part for part in parts if not part.certain}
     times = Counter(part.tensor.name for part in parts)
-    terms = [shape(part, part.var) * float(times[name] ** 2) for name, part in uncertain.items()]
-    mean = sum(means[1:], means[0])
+    terms = [shape(part, part.variance) * float(times[name] ** 2) for name, part in uncertain.items()]
+    mean = total_of(means)
     if not terms:
         return mean, None
-    var = sum(terms[1:], terms[0])
+    var = total_of(terms)
     return mean, var.graph.expand(var, like=means[0]) if parts[0].certain else var
 
 
@@ -197,9 +210,10 @@ def embed_layer_normalization(node: NodeView) -> Variances:
     ids, word, position = node.inputs[0], node.inputs[2], node.inputs[3]
     rows = {word.tensor.name: ids.raw, position.tensor.name: _position_ids(node)}
     tables = [word, position]
-    if node.input(4) is not None:
-        tables.append(node.input(4))
-        rows[tables[-1].tensor.name] = node.inputs[1].raw
+    segment = node.input(4)
+    if segment is not None:
+        tables.append(segment)
+        rows[segment.tensor.name] = node.inputs[1].raw
     if len(rows) < len(tables):
         raise node.refuse("one table serves two kinds of embeddings")
 
@@ -213,8 +227,9 @@ def embed_layer_normalization(node: NodeView) -> Variances:
 
 
 def _position_ids(node: NodeView) -> Value:
-    if node.input(8) is not None:
-        return node.input(8).raw
+    given = node.input(8)
+    if given is not None:
+        return given.raw
     return node.graph.positions(node.graph.dimension(node.inputs[0].raw, 1))
 
 
@@ -240,7 +255,8 @@ def _with_statistics(
 
 
 def _skip(node: NodeView, centred: bool, bias: int) -> Variances:
-    parts = [node.input(position) for position in (0, 1, bias) if node.input(position) is not None]
+    given = (node.input(position) for position in (0, 1, bias))
+    parts = [operand for operand in given if operand is not None]
     mean, v = added(parts, lambda part, value: value)
     normalised = _over_last_axes(node, parts[0], mean, v, centred, epsilon=1e-12)
     var = affine(normalised.var, normalised.u, node.input(2), node.input(3) if centred else None)
@@ -274,7 +290,8 @@ def group_norm(node: NodeView) -> Variances:
     """
     last = bool(node.attr("channels_last", 1))
     x, scale, bias = node.inputs[:3]
-    parts = [x, *(node.input(position) for position in (3, 4) if node.input(position) is not None)]
+    added_to = (node.input(position) for position in (3, 4))
+    parts = [x, *(operand for operand in added_to if operand is not None)]
 
     def broadcast(part: Operand, value: Value) -> Value:
         missing = 4 - part.rank if part is not x else 0  # (n, c) or (c): no positions, no samples
@@ -282,12 +299,14 @@ def group_norm(node: NodeView) -> Variances:
             return value
         return node.graph.unsqueeze(value, [1, 2] if last else [2, 3] if missing == 2 else [1, 2])
 
-    def moved(value: Value | None, perm: list[int]) -> Value | None:
-        return value if value is None or not last else node.graph.emit("Transpose", value, perm=perm)
+    def moved(value: Value, perm: list[int]) -> Value:
+        return node.graph.emit("Transpose", value, perm=perm) if last else value
 
     mean, v = added(parts, broadcast)
     first = [0, 3, 1, 2]
-    var, z = _over_groups(node, moved(mean, first), moved(v, first), node.attr("groups"), scale, bias)
+    mean_first = moved(mean, first)
+    v_first = None if v is None else moved(v, first)
+    var, z = _over_groups(node, mean_first, v_first, node.attr("groups"), scale, bias)
     if node.attr("activation", 0):
         on = z.sigmoid()
         var = var * (on + z * on * (1 - on)).squared
@@ -303,11 +322,11 @@ def _over_groups(
     """
     graph = node.graph
 
-    def seen_as(channels: int, value: Value | None) -> Value | None:
-        return None if value is None else graph.emit("Reshape", value, graph.ints(0, channels, -1))
+    def seen_as(channels: int, value: Value) -> Value:
+        return graph.emit("Reshape", value, graph.ints(0, channels, -1))
 
-    def by_channel(value: Value | None) -> Value | None:
-        if value is None or parameters_per_group:
+    def by_channel(value: Value) -> Value:
+        if parameters_per_group:
             return value
         return graph.emit("Reshape", value, graph.shape(seen_as(0, x)))
 
@@ -317,8 +336,13 @@ def _over_groups(
     # Up to opset 20 the standard's operator had one γ and β per group.
     parameters_per_group = groups == 0 or (node.op_type == "GroupNormalization" and node.opset < 21)
     epsilon = node.attr("epsilon", 1e-5)
-    normalised = Normalised(seen_as(groups, x), seen_as(groups, v), over(graph, [2]), epsilon, centred=True)
-    var = affine(by_channel(normalised.var), by_channel(normalised.u), scale, bias, column)
+    groups_of_x = seen_as(groups, x)
+    groups_of_v = None if v is None else seen_as(groups, v)
+    normalised = Normalised(groups_of_x, groups_of_v, over(graph, [2]), epsilon, centred=True)
+    var_of_u = normalised.var
+    var = affine(
+        None if var_of_u is None else by_channel(var_of_u), by_channel(normalised.u), scale, bias, column
+    )
     mean = by_channel(replace(normalised, v=None).u) * column(scale.mean) + column(bias.mean)
     shape = graph.shape(x)
     return graph.emit("Reshape", var, shape), graph.emit("Reshape", mean, shape)
@@ -329,60 +353,4 @@ def mean_variance_normalization(node: NodeView) -> Value:
     """Σ_j J_ij² v_j, J as for LayerNormalization"""
     x = node.inputs[0]
     average = over(node.graph, node.attr("axes", [0, 2, 3]))
-    return Normalised(x.mean, x.var, average, NEARLY_ZERO, centred=True).var
-
-
-# ------------------------------------------------------------------------------- without groups
-
-
-@rule("LpNormalization", accuracy=FIRST_ORDER)
-def lp_normalization(node: NodeView) -> Value:
-    """Σ_j J_ij² v_j with J = (I - y yᵀ) / ‖x‖ for p = 2, (I - y sign(x)ᵀ) / ‖x‖ for p = 1"""
-    x, graph, axes = node.inputs[0], node.graph, [node.attr("axis", -1)]
-    if axes[0] < 0 and x.shape is not None:
-        axes = [axes[0] % x.rank]  # before opset 11 axes are not negative
-    if node.attr("p", 2) == 2:  # the root mean square is the norm but for √n
-        normalised = Normalised(x.mean, x.var, over(graph, axes), NEARLY_ZERO, centred=False)
-        return normalised.var / normalised.size
-
-    def total(value: Value) -> Value:
-        return graph.reduce("ReduceSum", value, axes)
-
-    v = x.var
-    norm = total((x.mean.squared + v).sqrt())
-    norm = norm + (norm <= 0)  # certain zeros only: 0 / 1
-    share = x.mean.abs() / norm  # |y_i|
-    large = share > 0.5  # one element at most, which leaves its own variance out of the sum
-    small = 1 - large
-    of_small = (1 - 2 * share) * v + share.squared * total(large * v)
-    spread = small * of_small + large * ((1 - share).squared * v) + share.squared * total(small * v)
-    return spread / norm.squared
-
-
-@rule("LRN", accuracy=FIRST_ORDER)
-def local_response_normalization(node: NodeView) -> Value:
-    """d^-2β ((1 - g_i x_i)² v_i + g_i² Σ_{j≠i} x_j² v_j) over the window, g = 2 α β x / (size d)
-
-    d = bias + α / size Σ_j (x_j² + v_j) is the expected denominator.
-    """
-    graph, size = node.graph, node.attr("size")
-    alpha, beta = node.attr("alpha", 1e-4), node.attr("beta", 0.75)
-    before = (size - 1) // 2
-    window = np.ones((1, 1, size, 1), np.float32)
-    others = window.copy()
-    others[0, 0, before] = 0
-
-    def summed(value: Value, weights: np.ndarray) -> Value:
-        """Over neighbouring channels of (n, 1, c, positions)."""
-        pads = [before, 0, size - 1 - before, 0]
-        return graph.emit("Conv", value, graph.constant(weights.astype(value.dtype)), pads=pads)
-
-    def arranged(value: Value) -> Value:
-        return graph.unsqueeze(graph.emit("Reshape", value, graph.ints(0, 0, -1)), [1])
-
-    x, v = arranged(node.inputs[0].mean), arranged(node.inputs[0].var)
-    d = node.attr("bias", 1.0) + (alpha / size) * summed(x.squared + v, window)
-    g = (2 * alpha * beta / size) * x / d
-    spread = (1 - g * x).squared * v + g.squared * summed(x.squared * v, others)
-    power = graph.emit("Pow", d, graph.constant(np.asarray(-2 * beta, d.dtype)))
-    return graph.emit("Reshape", power * spread, graph.shape(node.inputs[0].raw))
+    return Normalised(x.mean, x.variance, average, NEARLY_ZERO, centred=True).variance

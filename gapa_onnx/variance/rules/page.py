@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import onnx
 
+from gapa_onnx.variance.expansion import has_body
 from gapa_onnx.variance.rules import TABLE, Deterministic, Refusal, Rule
 from gapa_onnx.variance.rules.registry import Behaviour, Key
 
@@ -62,7 +63,7 @@ def page() -> str:
 def spelled_out() -> set[Key]:
     """Operators of the standard that have no rule but a body of operators that have."""
     schemas = [s for s in onnx.defs.get_all_schemas() if s.domain in STANDARD and not s.deprecated]
-    bodies = {(s.domain, s.name) for s in schemas if s.has_function or s.has_context_dependent_function}
+    bodies = {(s.domain, s.name) for s in schemas if has_body(s)}
     return bodies - set(TABLE)
 
 

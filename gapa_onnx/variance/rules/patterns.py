@@ -30,9 +30,9 @@ def normalization(node: NodeView) -> Value:
 def centering(node: NodeView) -> Value:
     """y = x - mean: (1 - 2/n) v_i + Σ_j v_j / n²"""
     x = node.inputs[0]
-    average = node.graph.reduce("ReduceMean", x.var, _axes(node))
-    n = node.graph.count(x.var, x.dtype) / node.graph.count(average, x.dtype)
-    return (1 - 2 / n) * x.var + average / n
+    average = node.graph.reduce("ReduceMean", x.variance, _axes(node))
+    n = node.graph.count(x.variance, x.dtype) / node.graph.count(average, x.dtype)
+    return (1 - 2 / n) * x.variance + average / n
 
 
 @rule("SumNormalization", accuracy=Accuracy.FIRST_ORDER, domain=DOMAIN)
@@ -43,5 +43,5 @@ def sum_normalization(node: NodeView) -> Value:
     def total(value: Value) -> Value:
         return node.graph.reduce("ReduceSum", value, _axes(node))
 
-    others = total(x.var) - x.var  # never negative: no sum of floats is below its largest term
-    return ((1 - y).squared * x.var + y.squared * others) / total(x.mean).squared
+    others = total(x.variance) - x.variance  # never negative: no sum of floats is below its largest term
+    return ((1 - y).squared * x.variance + y.squared * others) / total(x.mean).squared

@@ -21,15 +21,20 @@ not from the floats between a layer and its QuantizeLinear, which a runtime comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 
 from gapa_onnx.variance.graph import Value
-from gapa_onnx.variance.rules.reduction import average_pool, softmax_spread
-from gapa_onnx.variance.rules.registry import Accuracy, deterministic, refused, rule, variance_or_zeros
-from gapa_onnx.variance.rules.view import NodeView, Operand, VirtualNode
+from gapa_onnx.variance.rules.registry import (
+    Accuracy,
+    deterministic,
+    refused,
+    rule,
+)
+from gapa_onnx.variance.rules.view import NodeView, Operand
 
 EXACT, FIRST_ORDER = Accuracy.EXACT, Accuracy.FIRST_ORDER
 MICROSOFT = "com.microsoft"
@@ -39,7 +44,7 @@ Factor = Value | float
 # ---------------------------------------------------------------- scales, zero points
 
 
-def _along(node: NodeView, at: int, axis: int = 0, rank: Callable[[], int] = lambda: 1) -> Factor:
+def numbers_along(node: NodeView, at: int, axis: int = 0, rank: Callable[[], int] = lambda: 1) -> Factor:
     """A scale or zero point: a number, or a tensor along `axis` of one that has `rank` axes."""
     operand = node.input(at)
     if operand is None:
@@ -54,16 +59,16 @@ def _along(node: NodeView, at: int, axis: int = 0, rank: Callable[[], int] = lam
     return node.graph.unsqueeze(operand.mean, list(range(1, behind + 1))) if behind else operand.mean
 
 
-def _one(node: NodeView, at: int) -> Factor:
+def one_number(node: NodeView, at: int) -> Factor:
     """A scale or zero point that must be one number for the whole tensor."""
     operand = node.input(at)
     shape = operand.shape if operand is not None else None
     if shape is not None and any(size != 1 for size in shape if isinstance(size, int)):
         raise node.refuse("only weights may have a scale per channel")
-    return _along(node, at)
+    return numbers_along(node, at)
 
 
-def _held(node: NodeView, operand: Operand) -> tuple[Value, np.dtype]:
+def held_numbers(node: NodeView, operand: Operand) -> tuple[Value, np.dtype]:
     """A quantised tensor as floats, and its own type; also for types that graphsurgeon has no name for."""
     dtype = operand.tensor.dtype
     if dtype is None:
@@ -72,15 +77,16 @@ def _held(node: NodeView, operand: Operand) -> tuple[Value, np.dtype]:
     return node.graph.cast(node.graph.tensor(operand.tensor.name, dtype), np.float32), dtype
 
 
-def _steps(node: NodeView, at: int, zero: Factor) -> Value:
+def steps_from_zero(node: NodeView, at: int, zero: Factor) -> Value:
     """q - z"""
-    return _held(node, node.inputs[at])[0] - zero
+    return held_numbers(node, node.inputs[at])[0] - zero
 
 
-def _unsaturated(node: NodeView) -> Value:
+def unsaturated(node: NodeView) -> Value:
     """1 inside the output's range of numbers, 0 at its ends."""
-    held, dtype = _held(node, node.output)
-    limits = ml_dtypes.iinfo(dtype) if "int" in dtype.name else ml_dtypes.finfo(dtype)
+    held, dtype = held_numbers(node, node.output)
+    # ml_dtypes, which knows more types than numpy, has no type annotations.
+    limits: Any = ml_dtypes.iinfo(dtype) if "int" in dtype.name else ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     return (held > float(limits.min)) * (held < float(limits.max))
 
 
@@ -94,7 +100,7 @@ def _spread_scale(node: NodeView) -> Factor:
     per_tensor = shape is not None and all(size == 1 for size in shape) and not node.attr("block_size", 0)
     per_axis = shape is not None and len(shape) == 1 and x.shape is not None
     if per_tensor or (per_axis and not node.attr("block_size", 0)):
-        return _along(node, 1, node.attr("axis", 1), lambda: x.rank)
+        return numbers_along(node, 1, node.attr("axis", 1), lambda: x.rank)
     if not scale.certain:
         raise node.refuse("its scales or zero points are uncertain")
     # Blocks, or an axis of a tensor of unknown rank: the operator itself spreads the scale, over ones.
@@ -111,7 +117,7 @@ def _spread_scale(node: NodeView) -> Factor:
 def quantize(node: NodeView) -> Value:
     """v / s² inside the range of the integers, 0 at its ends."""
     scale = _spread_scale(node)
-    return node.inputs[0].var / (scale * scale) * _unsaturated(node)
+    return node.inputs[0].variance / (scale * scale) * unsaturated(node)
 
 
 @rule("DequantizeLinear", accuracy=EXACT)
@@ -119,14 +125,14 @@ def quantize(node: NodeView) -> Value:
 def dequantize(node: NodeView) -> Value:
     """v s²"""
     scale = _spread_scale(node)
-    return node.inputs[0].var * (scale * scale)
+    return node.inputs[0].variance * (scale * scale)
 
 
 @rule("DynamicQuantizeLinear", accuracy=FIRST_ORDER)
 def dynamic_quantize(node: NodeView) -> tuple[Value | None, ...]:
     """v / s²; the range is that of the data, so nothing is saturated. Scale and zero point are certain:
     whatever they are, (q - z) s is x."""
-    return (node.inputs[0].var / node.outputs[1].mean.squared, None, None)
+    return (node.inputs[0].variance / node.outputs[1].mean.squared, None, None)
 
 
 # ----------------------------------------------------------------------------- layers
@@ -146,20 +152,21 @@ def _product(
     square = factor * factor
     terms = []
     if not x.certain:
-        terms.append(f(x.var, b.squared * square))
+        terms.append(f(x.variance, b.squared * square))
     if not w.certain:
         if x.tensor.name == w.tensor.name:
             raise node.refuse("a tensor is multiplied by itself: its factors are not independent")
-        terms.append(f(a.squared, w.var * square))
+        terms.append(f(a.squared, w.variance * square))
     if not x.certain and not w.certain:
-        terms.append(f(x.var, w.var * square))
+        terms.append(f(x.variance, w.variance * square))
     if not terms:
         raise node.refuse("only its data and its weights may be uncertain")
     return sum(terms[1:], terms[0])
 
 
 def _no_uncertain_bias(node: NodeView, at: int) -> None:
-    if node.input(at) is not None and not node.input(at).certain:
+    bias = node.input(at)
+    if bias is not None and not bias.certain:
         raise node.refuse("its bias is uncertain")
 
 
@@ -187,16 +194,18 @@ def _conv(node: NodeView, x: Operand) -> Callable[[Value, Value], Value]:
 @rule("MatMulInteger16", accuracy=EXACT, linear=True, domain=MICROSOFT)
 def matmul_integer(node: NodeView) -> Value:
     """f(v_a, (b - z_b)²) + f((a - z_a)², v_b) + f(v_a, v_b), f the matrix product"""
-    a = _steps(node, 0, _along(node, 2, 0, lambda: 2))  # one zero point per row is a column
-    b = _steps(node, 1, _along(node, 3))
+    a = steps_from_zero(node, 0, numbers_along(node, 2, 0, lambda: 2))  # one zero point per row is a column
+    b = steps_from_zero(node, 1, numbers_along(node, 3))
     return _product(node, _matmul(node), 0, a, 1, b, 1.0)
 
 
 @rule("ConvInteger", accuracy=EXACT, linear=True)
 def conv_integer(node: NodeView) -> Value:
     """f(v_x, (w - z_w)²) + f((x - z_x)², v_w) + f(v_x, v_w), f the convolution"""
-    w = _steps(node, 1, _along(node, 3, 0, lambda: node.inputs[1].rank))
-    return _product(node, _conv(node, node.inputs[0]), 0, _steps(node, 0, _one(node, 2)), 1, w, 1.0)
+    w = steps_from_zero(node, 1, numbers_along(node, 3, 0, lambda: node.inputs[1].rank))
+    return _product(
+        node, _conv(node, node.inputs[0]), 0, steps_from_zero(node, 0, one_number(node, 2)), 1, w, 1.0
+    )
 
 
 @rule("QLinearConv", accuracy=FIRST_ORDER, linear=True, operands=(0, 3))
@@ -205,18 +214,18 @@ def qlinear_conv(node: NodeView) -> Value:
     """(s_x / s_y)² f(v_x, (s_w (w - z_w))²), f the convolution; 0 where the output is saturated."""
     _no_uncertain_bias(node, 8)
     rank = lambda: node.inputs[3].rank  # noqa: E731  (asked for only where there is a scale per channel)
-    factor = _along(node, 4, 0, rank) * (_one(node, 1) / _one(node, 6))
-    w = _steps(node, 3, _along(node, 5, 0, rank))
-    x = _steps(node, 0, _one(node, 2))
-    return _product(node, _conv(node, node.inputs[0]), 0, x, 3, w, factor) * _unsaturated(node)
+    factor = numbers_along(node, 4, 0, rank) * (one_number(node, 1) / one_number(node, 6))
+    w = steps_from_zero(node, 3, numbers_along(node, 5, 0, rank))
+    x = steps_from_zero(node, 0, one_number(node, 2))
+    return _product(node, _conv(node, node.inputs[0]), 0, x, 3, w, factor) * unsaturated(node)
 
 
 @rule("QLinearMatMul", accuracy=FIRST_ORDER, linear=True, operands=(0, 3))
 def qlinear_matmul(node: NodeView) -> Value:
     """(s_a / s_y)² f(v_a, (s_b (b - z_b))²), f the matrix product; 0 where the output is saturated."""
-    factor = _along(node, 4) * (_one(node, 1) / _one(node, 6))
-    a, b = _steps(node, 0, _one(node, 2)), _steps(node, 3, _along(node, 5))
-    return _product(node, _matmul(node), 0, a, 3, b, factor) * _unsaturated(node)
+    factor = numbers_along(node, 4) * (one_number(node, 1) / one_number(node, 6))
+    a, b = steps_from_zero(node, 0, one_number(node, 2)), steps_from_zero(node, 3, numbers_along(node, 5))
+    return _product(node, _matmul(node), 0, a, 3, b, factor) * unsaturated(node)
 
 
 @rule("QGemm", accuracy=FIRST_ORDER, linear=True, operands=(0, 3), domain=MICROSOFT)
@@ -228,8 +237,11 @@ def qgemm(node: NodeView) -> Value:
     _no_uncertain_bias(node, 6)
     turn_a, turn_b = node.attr("transA", 0), node.attr("transB", 0)
     columns = (lambda: 2) if turn_b else (lambda: 1)  # the scales of B's columns, as B stands
-    factor = _along(node, 4, 0, columns) * (node.attr("alpha", 1.0) * _one(node, 1))
-    a, b = _steps(node, 0, _one(node, 2)), _steps(node, 3, _along(node, 5, 0, columns))
+    factor = numbers_along(node, 4, 0, columns) * (node.attr("alpha", 1.0) * one_number(node, 1))
+    a, b = (
+        steps_from_zero(node, 0, one_number(node, 2)),
+        steps_from_zero(node, 3, numbers_along(node, 5, 0, columns)),
+    )
 
     def f(a: Value, b: Value) -> Value:
         a = node.graph.emit("Transpose", a, perm=[1, 0]) if turn_a else a
@@ -238,23 +250,23 @@ def qgemm(node: NodeView) -> Value:
 
     if node.input(7) is None:
         return _product(node, f, 0, a, 3, b, factor)
-    return _product(node, f, 0, a, 3, b, factor / _one(node, 7)) * _unsaturated(node)
+    return _product(node, f, 0, a, 3, b, factor / one_number(node, 7)) * unsaturated(node)
 
 
 @rule("MatMulIntegerToFloat", accuracy=EXACT, linear=True, domain=MICROSOFT)
 def matmul_integer_to_float(node: NodeView) -> Value:
     """s_a² f(v_a, (s_b (b - z_b))²), f the matrix product"""
     _no_uncertain_bias(node, 6)
-    a, b = _steps(node, 0, _one(node, 4)), _steps(node, 1, _along(node, 5))
-    return _product(node, _matmul(node), 0, a, 1, b, _along(node, 3) * _one(node, 2))
+    a, b = steps_from_zero(node, 0, one_number(node, 4)), steps_from_zero(node, 1, numbers_along(node, 5))
+    return _product(node, _matmul(node), 0, a, 1, b, numbers_along(node, 3) * one_number(node, 2))
 
 
 @rule("DynamicQuantizeMatMul", accuracy=FIRST_ORDER, linear=True, domain=MICROSOFT)
 def dynamic_quantize_matmul(node: NodeView) -> Value:
     """f(v_a, (s_b (b - z_b))²), f the matrix product; a is quantised inside, by a scale that cancels."""
     _no_uncertain_bias(node, 4)
-    b = _steps(node, 1, _along(node, 3))
-    return _product(node, _matmul(node), 0, node.inputs[0].mean, 1, b, _along(node, 2))
+    b = steps_from_zero(node, 1, numbers_along(node, 3))
+    return _product(node, _matmul(node), 0, node.inputs[0].mean, 1, b, numbers_along(node, 2))
 
 
 # ------------------------------------------------------------------ weights of few bits
@@ -291,129 +303,17 @@ def matmul_nbits(node: NodeView) -> Value:
     scales = graph.emit("Reshape", node.inputs[2].mean, graph.ints(rows, blocks, 1))
     zero: Factor = 2.0 ** (bits - 1)
     if node.input(3) is not None:
-        zero, dtype = _held(node, node.inputs[3])
+        zero, dtype = held_numbers(node, node.inputs[3])
         if dtype == np.uint8:  # packed as the weights are, each row by itself
             zero = _unpacked(node, graph.emit("Reshape", zero, graph.ints(rows, -1)), bits, blocks)
         zero = graph.emit("Reshape", zero, graph.ints(rows, blocks, 1))
-    flat = graph.emit("Reshape", _held(node, node.inputs[1])[0], graph.ints(rows, -1))
+    flat = graph.emit("Reshape", held_numbers(node, node.inputs[1])[0], graph.ints(rows, -1))
     steps = graph.emit(
         "Reshape", _unpacked(node, flat, bits, blocks * block), graph.ints(rows, blocks, block)
     )
     weights = graph.emit("Reshape", (steps - zero) * scales, graph.ints(rows, blocks * block))
     weights = graph.emit("Transpose", graph.slice(weights, 1, 0, width), perm=[1, 0])  # (K, N)
     return _product(node, _matmul(node), 0, node.inputs[0].mean, 1, weights, 1.0)
-
-
-# --------------------------------------------------------- elementwise, pooling, moving
-
-
-@rule("QLinearAdd", accuracy=FIRST_ORDER, domain=MICROSOFT)
-def qlinear_add(node: NodeView) -> Value:
-    """(s_a² v_a + s_b² v_b) / s_y², 0 where the output is saturated."""
-    a, b, scale = node.inputs[0], node.inputs[3], _one(node, 6)
-    slopes = [_one(node, 1) / scale, _one(node, 4) / scale]
-    if a.tensor.name == b.tensor.name:
-        total = a.var * (slopes[0] + slopes[1]) * (slopes[0] + slopes[1])
-    else:
-        terms = [x.var * (slope * slope) for x, slope in zip((a, b), slopes) if not x.certain]
-        total = sum(terms[1:], terms[0])
-    return total * _unsaturated(node)
-
-
-@rule("QLinearMul", accuracy=FIRST_ORDER, domain=MICROSOFT)
-def qlinear_mul(node: NodeView) -> Value:
-    """(s_a s_b / s_y)² (b² v_a + a² v_b + v_a v_b) with a, b in steps; 0 where the output is saturated."""
-    a, b = node.inputs[0], node.inputs[3]
-    steps_a, steps_b = _steps(node, 0, _one(node, 2)), _steps(node, 3, _one(node, 5))
-    factor = _one(node, 1) * _one(node, 4) / _one(node, 6)
-    if a.tensor.name == b.tensor.name:
-        total = a.var * (steps_a + steps_b).squared
-    else:
-        pairs = ((a.var, steps_b.squared), (b.var, steps_a.squared), (a.var, b.var))
-        terms = [left * right for left, right in pairs if left is not None and right is not None]
-        total = sum(terms[1:], terms[0])
-    return total * (factor * factor) * _unsaturated(node)
-
-
-def _unary(node: NodeView, slope: Callable[[Value, Value], Value | float]) -> Value:
-    """φ'(x)² v (s_x / s_y)² for inputs x, s_x, z_x, s_y, z_y; the slope is a function of x and y."""
-    x = _steps(node, 0, _one(node, 2)) * _one(node, 1)
-    y = _steps_of_output(node) * _one(node, 3)
-    factor = slope(x, y) * (_one(node, 1) / _one(node, 3))
-    return node.inputs[0].var * (factor * factor) * _unsaturated(node)
-
-
-def _steps_of_output(node: NodeView, zero: int = 4) -> Value:
-    return _held(node, node.output)[0] - _one(node, zero)
-
-
-@rule("QLinearSigmoid", accuracy=FIRST_ORDER, domain=MICROSOFT)
-def qlinear_sigmoid(node: NodeView) -> Value:
-    """(y (1 - y) s_x / s_y)² v, 0 where the output is saturated."""
-    return _unary(node, lambda x, y: y * (1 - y))
-
-
-@rule("QLinearLeakyRelu", accuracy=FIRST_ORDER, domain=MICROSOFT)
-def qlinear_leaky_relu(node: NodeView) -> Value:
-    """(φ'(x) s_x / s_y)² v, 0 where the output is saturated."""
-    alpha = node.attr("alpha", 0.01)
-    return _unary(node, lambda x, y: (x > 0) + alpha * (x <= 0))
-
-
-@rule("QLinearSoftmax", accuracy=FIRST_ORDER, domain=MICROSOFT)
-def qlinear_softmax(node: NodeView) -> Value:
-    """(p_i s_x / s_y)² ((1 - 2 p_i) v_i + Σ_j p_j² v_j), 0 where the output is saturated."""
-    graph, axis = node.graph, node.attr("axis", -1)
-
-    def total(terms: Value) -> Value:
-        if node.attr("opset", 13) >= 13:
-            return graph.reduce("ReduceSum", terms, [axis])
-        rows = graph.emit("Flatten", terms, axis=axis)
-        spread = graph.expand(graph.reduce("ReduceSum", rows, [1]), like=rows)
-        return graph.emit("Reshape", spread, graph.shape(node.output.raw))
-
-    p = _steps_of_output(node) * _one(node, 3)
-    factor = p * (_one(node, 1) / _one(node, 3))
-    return factor * factor * softmax_spread(p, node.inputs[0].var, total) * _unsaturated(node)
-
-
-@rule("QLinearAveragePool", accuracy=FIRST_ORDER, domain=MICROSOFT)
-def qlinear_average_pool(node: NodeView) -> Value:
-    """(s_x / s_y)² Σ_j v_j / n², 0 where the output is saturated."""
-    if node.attr("channels_last", 0):
-        raise node.refuse("channels_last=1")
-    attrs = {name: value for name, value in node.node.attrs.items() if name != "channels_last"}
-    pool = VirtualNode("AveragePool", node.node.name, attrs, node.node.inputs[:1], node.node.outputs)
-    pooled = average_pool(NodeView(node.graph, pool, node.variance_of))
-    ratio = _one(node, 1) / _one(node, 3)
-    return pooled * (ratio * ratio) * _unsaturated(node)
-
-
-@rule("QLinearGlobalAveragePool", accuracy=FIRST_ORDER, domain=MICROSOFT)
-def qlinear_global_average_pool(node: NodeView) -> Value:
-    """(s_x / s_y)² Σ_j v_j / n², 0 where the output is saturated."""
-    x, count = node.inputs[0], node.graph.count
-    first = 1 if node.attr("channels_last", 0) else 2
-    axes = list(range(first, first + x.rank - 2))
-    size = count(x.raw, x.dtype) / count(node.output.raw, x.dtype)
-    ratio = _one(node, 1) / _one(node, 3)
-    return node.graph.reduce("ReduceMean", x.var, axes) / size * (ratio * ratio) * _unsaturated(node)
-
-
-@rule("QLinearConcat", accuracy=FIRST_ORDER, domain=MICROSOFT)
-def qlinear_concat(node: NodeView) -> Value:
-    """(s_i / s_y)² v_i, one behind the other; 0 where the output is saturated."""
-    ratios = {at: _one(node, at + 1) / _one(node, 0) for at in range(2, len(node.inputs), 3)}
-    parts = [variance_or_zeros(node.inputs[at]) * (ratio * ratio) for at, ratio in ratios.items()]
-    return node.graph.emit("Concat", *parts, axis=node.attr("axis")) * _unsaturated(node)
-
-
-@rule("QLinearWhere", accuracy=FIRST_ORDER, domain=MICROSOFT)
-def qlinear_where(node: NodeView) -> Value:
-    """(s / s_y)² v of the chosen one; 0 where the output is saturated."""
-    ratios = {at: _one(node, at + 1) / _one(node, 7) for at in (1, 4)}
-    parts = [variance_or_zeros(node.inputs[at]) * (ratio * ratio) for at, ratio in ratios.items()]
-    return node.graph.emit("Where", node.inputs[0].raw, *parts, dtype=parts[0].dtype) * _unsaturated(node)
 
 
 # ------------------------------------------------------------------------- no rule

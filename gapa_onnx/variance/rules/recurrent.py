@@ -16,6 +16,7 @@ import numpy as np
 
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.loops import loop
+from gapa_onnx.variance.rules.attention import Uncertain
 from gapa_onnx.variance.rules.cells import (
     Activation,
     Cell,
@@ -61,10 +62,8 @@ def quantised_lstm(node: NodeView) -> tuple[Value | None, ...]:
 
     def weights(position: int, direction: int) -> Value:
         """(…, K·H)"""
-        scale, zero = (8, 9) if position == 1 else (10, 11)
-        values, zero, scale = (
-            _pick(node.graph, node.inputs[p].mean, direction) for p in (position, zero, scale)
-        )
+        at = (1, 9, 8) if position == 1 else (2, 11, 10)
+        values, zero, scale = (_pick(node.graph, node.inputs[p].mean, direction) for p in at)
         return (values - zero) * scale
 
     return _layer(node, _lstm_cell(node), weights)
@@ -91,10 +90,10 @@ def _layer(node: NodeView, cell: Cell, weights: Callable[[int, int], Value]) -> 
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     backwards = directions[node.attr("direction", "forward")]
     batch_first = bool(node.attr("layout", 0))
-    x, v_x = (
-        graph.emit("Transpose", value, perm=[1, 0, 2]) if batch_first and value is not None else value
-        for value in (node.inputs[0].mean, node.inputs[0].var)
-    )  # (T, B, I)
+    data = Uncertain.of(node.inputs[0])
+    if batch_first:
+        data = data.moved(lambda value: graph.emit("Transpose", value, perm=[1, 0, 2]))
+    x, v_x = data.mean, data.var  # (T, B, I)
     activations = activations_of(node, cell.activations, len(backwards))
     name = next(output.tensor.name for output in node.outputs if output.present)
     wanted = [output.present for output in node.outputs] + [False] * 2
@@ -162,8 +161,9 @@ def _gather_weights(
     data_pairs, peepholes = {}, {}
     if v_x is not None:
         data_pairs = {pair: matmul(v_x, of_data[pair[0]] * of_data[pair[1]]) for pair in cell.pairs}
-    if cell.gates == "iofc" and node.input(7) is not None:
-        peepholes = dict(zip("iof", graph.split(_pick(graph, node.input(7).mean, direction), 3, axis=0)))
+    given = node.input(7)
+    if cell.gates == "iofc" and given is not None:
+        peepholes = dict(zip("iof", graph.split(_pick(graph, given.mean, direction), 3, axis=0)))
     diagonal = graph.constant(np.arange(hidden, dtype=np.int64) * (hidden + 1))
     flat = {gate: graph.emit("Reshape", of_state[gate], graph.ints(-1)) for gate in cell.used}
     return Weights(
@@ -209,8 +209,8 @@ def _run(
     graph = node.graph
     count = graph.emit("Gather", graph.shape(x), graph.constant(np.int64(0)), axis=0)
     last = count - 1
-    lengths = node.input(4)
-    lengths = None if lengths is None else graph.unsqueeze(graph.cast(lengths.raw, x.dtype), [1])  # (B, 1)
+    given = node.input(4)
+    lengths = None if given is None else graph.unsqueeze(graph.cast(given.raw, x.dtype), [1])  # (B, 1)
 
     def step(inner: VarianceGraph, number: Value, states: list[Value]) -> tuple[list[Value], list[Value]]:
         position = inner.adopt(last) - number if backward else number
@@ -235,7 +235,9 @@ def _run(
             for key, value in found.items()
         }
     # Steps were taken from the last to the first; the positions that they tell undo this.
-    ordered = graph.emit("Gather", each[0], each[1], axis=0) if len(each) == 2 else (each or [None])[0]
+    ordered = each[0] if each else None
+    if len(each) == 2:
+        ordered = graph.emit("Gather", each[0], each[1], axis=0)
     return ordered, found["v_h"], found.get("v_c")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
 
 from gapa_onnx.variance.graph import Value
-from gapa_onnx.variance.rules.registry import Accuracy, deterministic, rule
+from gapa_onnx.variance.rules.registry import Accuracy, Gathered, Share, deterministic, rule
 from gapa_onnx.variance.rules.view import NodeView, Operand
 
 EXACT, FIRST_ORDER = Accuracy.EXACT, Accuracy.FIRST_ORDER
@@ -22,13 +22,13 @@ def _same_node(node: NodeView, value: Value) -> Value:
 @rule("ReduceSum", accuracy=EXACT)
 def reduce_sum(node: NodeView) -> Value:
     """Σ_j v_j"""
-    return _same_node(node, node.inputs[0].var)
+    return _same_node(node, node.inputs[0].variance)
 
 
 @rule("ReduceMean", "GlobalAveragePool", accuracy=EXACT)
 def mean(node: NodeView) -> Value:
     """Σ_j v_j / n²"""
-    var, count = node.inputs[0].var, node.graph.count
+    var, count = node.inputs[0].variance, node.graph.count
     average = _same_node(node, var)
     # Variances are counted: another reader of the means would keep transposes from moving past them.
     return average / (count(var, var.dtype) / count(average, var.dtype))
@@ -38,8 +38,9 @@ def _reduced(node: NodeView, op_type: str, value: Value, **changed: int) -> Valu
     """Another reduction over the axes of the node."""
     attrs = {name: node.attr(name) for name in ("keepdims", "noop_with_empty_axes")} | changed
     attrs = {name: setting for name, setting in attrs.items() if setting is not None}
-    if node.input(1) is not None:
-        return node.graph.emit(op_type, value, node.input(1).raw, **attrs)
+    axes = node.input(1)
+    if axes is not None:
+        return node.graph.emit(op_type, value, axes.raw, **attrs)
     if node.attr("axes") is not None:
         return node.graph.reduce(op_type, value, node.attr("axes"), bool(attrs.get("keepdims", 1)))
     return node.graph.emit(op_type, value, **attrs)
@@ -49,26 +50,35 @@ def _total(node: NodeView, value: Value, **changed: int) -> Value:
     return _reduced(node, "ReduceSum", value, **changed)
 
 
-@rule("ReduceSumSquare", accuracy=FIRST_ORDER)
-def reduce_sum_square(node: NodeView) -> Value:
-    """4 Σ_j x_j² v_j"""
-    x = node.inputs[0]
-    return 4 * _total(node, x.mean.squared * x.var)
+def _seen_as_gathered(node: NodeView) -> Gathered:
+    mean = node.inputs[0].mean
+    return Gathered(
+        mean, lambda: _reduced(node, node.op_type, mean, keepdims=1), lambda v: _total(node, v, keepdims=1)
+    )
 
 
-@rule("ReduceLogSum", accuracy=FIRST_ORDER)
+def reducing(op_type: str, share: Share, formula: str) -> None:
+    """Delta method: Σ_j share_j² v_j, where share_j is ∂y/∂x_j."""
+
+    @rule(op_type, accuracy=FIRST_ORDER, share=share, formula=formula)
+    def apply(node: NodeView) -> Value:
+        return _total(node, share(_seen_as_gathered(node)).squared * node.inputs[0].variance)
+
+
+reducing("ReduceSumSquare", lambda all: 2 * all.x, formula="4 Σ_j x_j² v_j")
+# exp(x - y) is the softmax.
+reducing(
+    "ReduceLogSumExp",
+    lambda all: (all.x - all.y).exp(),
+    formula="Σ_j p_j² v_j with p = exp(x - y), the softmax",
+)
+
+
+@rule("ReduceLogSum", accuracy=FIRST_ORDER, share=lambda all: all.x.graph.expand((-all.y).exp(), like=all.x))
 def reduce_log_sum(node: NodeView) -> Value:
     """Σ_j v_j / (Σ_j x_j)²"""
     x = node.inputs[0]
-    return _total(node, x.var) / _total(node, x.mean).squared
-
-
-@rule("ReduceLogSumExp", accuracy=FIRST_ORDER)
-def reduce_log_sum_exp(node: NodeView) -> Value:
-    """Σ_j p_j² v_j with p = exp(x - y), the softmax"""
-    x = node.inputs[0]
-    p = (x.mean - _reduced(node, "ReduceLogSumExp", x.mean, keepdims=1)).exp()
-    return _total(node, p.squared * x.var)
+    return _total(node, x.variance) / _total(node, x.mean).squared
 
 
 @rule("ReduceProd", accuracy=FIRST_ORDER)
@@ -78,7 +88,7 @@ def reduce_prod(node: NodeView) -> Value:
     zero, nonzero = _zeros_apart(x.mean)
     others = _reduced(node, "ReduceProd", nonzero, keepdims=1) / nonzero
     alone = _total(node, zero, keepdims=1) - zero < 0.5  # none of the others is 0
-    return _total(node, (alone * others).squared * x.var)
+    return _total(node, (alone * others).squared * x.variance)
 
 
 def _zeros_apart(x: Value) -> tuple[Value, Value]:
@@ -90,7 +100,7 @@ def _zeros_apart(x: Value) -> tuple[Value, Value]:
 @rule("CumSum", accuracy=EXACT)
 def cumulative_sum(node: NodeView) -> Value:
     """Σ_j v_j over the elements summed"""
-    return _same_node(node, node.inputs[0].var)
+    return _same_node(node, node.inputs[0].variance)
 
 
 @rule("CumProd", accuracy=FIRST_ORDER)
@@ -104,12 +114,13 @@ def cumulative_product(node: NodeView) -> Value:
     zero, nonzero = _zeros_apart(x.mean)
     zeros = total(zero)
     # One zero among the elements: only its own slope is left. Two: none.
-    without = (zeros < 0.5) * total(x.var / nonzero.squared)
-    with_one = (zeros > 0.5) * (zeros < 1.5) * total(zero * x.var)
+    without = (zeros < 0.5) * total(x.variance / nonzero.squared)
+    with_one = (zeros > 0.5) * (zeros < 1.5) * total(zero * x.variance)
     return _same_node(node, nonzero).squared * (without + with_one)
 
 
-@rule("ReduceL1", "ReduceL2", accuracy=FIRST_ORDER)
+@rule("ReduceL1", accuracy=FIRST_ORDER, share=lambda all: (all.x > 0) - (all.x < 0))
+@rule("ReduceL2", accuracy=FIRST_ORDER, share=lambda all: all.x / (all.y + (all.y <= 0)))  # 0 has no slope
 def reduce_norm(node: NodeView) -> Value:
     """Σ_j (|x_j| / y)^(2p-2) v_j with the expected squares x² + v"""
     return _norm(node.inputs[0], int(node.op_type[-1]), lambda value: _total(node, value))
@@ -129,8 +140,8 @@ def _norm(x: Operand, p: int, total: Callable[[Value], Value]) -> Value:
     there is no slope, the variance becomes a mean of those that come in.
     """
     if p == 1:
-        return total(x.var)
-    square = x.mean.squared + x.var
+        return total(x.variance)
+    square = x.mean.squared + x.variance
 
     def power(value: Value, exponent: float) -> Value:
         if exponent == 1:
@@ -139,14 +150,14 @@ def _norm(x: Operand, p: int, total: Callable[[Value], Value]) -> Value:
 
     norm = total(power(square, p / 2))  # y^p
     norm = norm + (norm <= 0)  # certain zeros only: 0 / 1
-    return total(power(square, p - 1) * x.var) / power(norm, (2 * p - 2) / p)
+    return total(power(square, p - 1) * x.variance) / power(norm, (2 * p - 2) / p)
 
 
 @rule("AveragePool", accuracy=EXACT)
 def average_pool(node: NodeView) -> Value:
     """Σ_j v_j / n², with n the number of elements that the window averages over."""
     x = node.inputs[0]
-    window = prod(node.attr("kernel_shape"))
+    window: int = prod(node.attr("kernel_shape"))
     pooled = node.again(x.var)
     ones = node.graph.zeros(x.mean) + 1
     padding = node.attr("auto_pad", "NOTSET")
@@ -184,40 +195,63 @@ def max_pool(node: NodeView) -> tuple[Value | None, ...]:
         raise node.refuse("MaxPool tells which element it took only from opset 8 on")
     x = node.inputs[0]
     # Row-major indices into the whole tensor, whatever order the source asks for.
-    _, where = node.again(x.raw, outputs=2, dtypes=(x.raw.dtype, np.dtype(np.int64)), storage_order=0)
+    _, where = node.again_several(x.raw, outputs=2, dtypes=(x.raw.dtype, np.dtype(np.int64)), storage_order=0)
     flat = node.graph.emit("Reshape", x.var, node.graph.ints(-1))
     return (node.graph.emit("Gather", flat, where, axis=0), *[None] * (len(node.outputs) - 1))
 
 
-@rule("GlobalMaxPool", accuracy=FIRST_ORDER)
+def _largest(x: Value, y: Value) -> Value:
+    return x >= y
+
+
+def _smallest(x: Value, y: Value) -> Value:
+    return x <= y
+
+
+def _tied(chosen: Callable[[Value, Value], Value]) -> Share:
+    """1 of the element that an extremum came from; those that tie share it."""
+
+    def share(all: Gathered) -> Value:
+        mask = chosen(all.x, all.y)
+        return mask / all.total(mask)
+
+    return share
+
+
+@rule("GlobalMaxPool", accuracy=FIRST_ORDER, share=_tied(_largest))
 def global_max_pool(node: NodeView) -> Value:
     """The variance of the element that the maximum came from; ties share it."""
     x = node.inputs[0]
-    return _of_chosen(node, x, x.mean >= node.output.mean, list(range(2, x.rank)), keepdims=True)
+    return _of_chosen(node, _largest(x.mean, node.output.mean), list(range(2, x.rank)), keepdims=True)
 
 
-@rule("ReduceMax", "ReduceMin", accuracy=FIRST_ORDER)
+@rule("ReduceMax", accuracy=FIRST_ORDER, share=_tied(_largest))
+@rule("ReduceMin", accuracy=FIRST_ORDER, share=_tied(_smallest))
 def reduce_extremum(node: NodeView) -> Value:
     """The variance of the element that the extremum came from; ties share it."""
-    x = node.inputs[0]
-    axes = node.attr("axes")
-    if node.input(1) is not None:
-        axes = node.input(1).constant
+    x, axes = node.inputs[0], constant_axes(node)
+    if not axes:
+        return x.variance
+    extremum = node.graph.reduce(node.op_type, x.mean, axes, keepdims=True)
+    chosen = (_largest if node.op_type == "ReduceMax" else _smallest)(x.mean, extremum)
+    return _of_chosen(node, chosen, axes, keepdims=bool(node.attr("keepdims", 1)))
+
+
+def constant_axes(node: NodeView) -> list[int]:
+    """The axes of a reduction, as they are written; empty where nothing is reduced."""
+    axes, given = node.attr("axes"), node.input(1)
+    if given is not None:
+        axes = given.constant
         if axes is None:
             raise node.refuse("its axes are not constant")
     if axes is None or len(axes) == 0:
-        if node.attr("noop_with_empty_axes", 0):
-            return x.var
-        axes = range(x.rank)
-    axes = [int(axis) for axis in axes]
-    extremum = node.graph.reduce(node.op_type, x.mean, axes, keepdims=True)
-    chosen = x.mean >= extremum if node.op_type == "ReduceMax" else x.mean <= extremum
-    return _of_chosen(node, x, chosen, axes, keepdims=bool(node.attr("keepdims", 1)))
+        axes = [] if node.attr("noop_with_empty_axes", 0) else range(node.inputs[0].rank)
+    return [int(axis) for axis in axes]
 
 
-def _of_chosen(node: NodeView, x: Operand, chosen: Value, axes: list[int], keepdims: bool) -> Value:
-    reduce = node.graph.reduce
-    return reduce("ReduceSum", chosen * x.var, axes, keepdims) / reduce("ReduceSum", chosen, axes, keepdims)
+def _of_chosen(node: NodeView, chosen: Value, axes: Sequence[int], keepdims: bool) -> Value:
+    var, reduce = node.inputs[0].variance, node.graph.reduce
+    return reduce("ReduceSum", chosen * var, axes, keepdims) / reduce("ReduceSum", chosen, axes, keepdims)
 
 
 def _normalised_sum(node: NodeView, terms: Value) -> Value:
@@ -250,7 +284,7 @@ def softmax_spread(p: Value, v: Value, total: Callable[[Value], Value]) -> Value
 
 
 def _against_mean(node: NodeView, p: Value) -> Value:
-    return softmax_spread(p, node.inputs[0].var, lambda terms: _normalised_sum(node, terms))
+    return softmax_spread(p, node.inputs[0].variance, lambda terms: _normalised_sum(node, terms))
 
 
 @rule("Softmax", accuracy=FIRST_ORDER)

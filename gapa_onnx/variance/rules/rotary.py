@@ -59,7 +59,8 @@ def rotary_embedding(node: NodeView) -> Value:
     x, cos, sin = node.inputs[:3]
     if not (cos.certain and sin.certain):
         raise node.refuse("its angles are uncertain")
-    positions = None if node.input(3) is None else node.input(3).raw
+    given = node.input(3)
+    positions = None if given is None else given.raw
     turn = Rotation(
         cached_angles(cos, positions),
         cached_angles(sin, positions),
@@ -67,8 +68,8 @@ def rotary_embedding(node: NodeView) -> Value:
         node.attr("rotary_embedding_dim", 0) or None,
     )
     if x.rank == 3:
-        return join_heads(turn(Uncertain.of(x).moved(split_heads(node.attr("num_heads")))).var)
-    return turn(Uncertain.of(x)).var
+        return join_heads(turn(Uncertain.of(x).moved(split_heads(node.attr("num_heads")))).variance)
+    return turn(Uncertain.of(x)).variance
 
 
 @rule("RotaryEmbedding", accuracy=Accuracy.EXACT, domain="com.microsoft")
@@ -101,7 +102,7 @@ def microsoft_rotary_embedding(node: NodeView) -> Value:
         bool(node.attr("interleaved", 0)),
         node.attr("rotary_embedding_dim", 0) or None,
     )
-    var = turn(value).var
+    var = turn(value).variance
     return join_heads(var) if flat else var
 
 

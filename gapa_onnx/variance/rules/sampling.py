@@ -155,8 +155,8 @@ def deform_conv(node: NodeView) -> Value:
     if not weight.certain or not offset.certain or (mask is not None and not mask.certain):
         raise node.refuse("its weights, offsets or mask are uncertain")
     graph, axes = node.graph, x.rank - 2
-    if x.certain:  # only the bias is uncertain
-        column = graph.emit("Reshape", bias.var, graph.ints(-1, *[1] * axes))
+    if x.certain and bias is not None:  # only the bias is uncertain
+        column = graph.emit("Reshape", bias.variance, graph.ints(-1, *[1] * axes))
         return graph.expand(column, like=node.output.raw)
     moved, factors = _moved(offset.mean)  # a kernel's own places are whole
     # Offsets come as one channel per axis for each kernel element.
@@ -200,7 +200,10 @@ def _over_pixels(node: NodeView, taps: list[list[Tap]]) -> Value:
     # The channels of each pixel are one row of a table, (N H W, C).
     width = graph.emit("Concat", graph.ints(-1), graph.dimension(x.raw, 1), axis=0)
     table = graph.emit("Reshape", channels_last, width)
-    whole = lambda value: graph.cast(value, np.int64)  # noqa: E731
+
+    def whole(value: Value) -> Value:
+        return graph.cast(value, np.int64)
+
     height, row_size = graph.dimension(x.raw, 2), graph.dimension(x.raw, 3)
     image = graph.unsqueeze(whole(batch.raw), [1]) * height  # (R, 1)
     terms = []

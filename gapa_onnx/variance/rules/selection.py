@@ -46,7 +46,9 @@ def top_k(node: NodeView) -> tuple[Value, None]:
     axis %= x.rank
     elements, value = graph.unsqueeze(x.mean, [axis + 1]), graph.unsqueeze(node.output.mean, [axis])
     chosen = (elements >= value) * (elements <= value)  # (…, n, k, …)
-    total = graph.reduce("ReduceSum", chosen * graph.unsqueeze(x.var, [axis + 1]), [axis], keepdims=False)
+    total = graph.reduce(
+        "ReduceSum", chosen * graph.unsqueeze(x.variance, [axis + 1]), [axis], keepdims=False
+    )
     return total / graph.reduce("ReduceSum", chosen, [axis], keepdims=False), None
 
 
@@ -61,7 +63,7 @@ def one_hot(node: NodeView) -> Value | None:
 def unique(node: NodeView) -> tuple[Value | None, ...]:
     """The variance of the first of each group of equal elements."""
     x, graph = node.inputs[0], node.graph
-    _, first = node.again(x.raw, outputs=2)
+    _, first = node.again_several(x.raw, outputs=2)
     axis = node.attr("axis")
     source = graph.emit("Reshape", x.var, graph.ints(-1)) if axis is None else x.var
     var = graph.emit("Gather", source, first, axis=axis or 0)

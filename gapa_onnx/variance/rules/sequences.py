@@ -53,6 +53,7 @@ def zero_sequence(sequence: Operand) -> Value:
     operands = [] if maker is None else [Operand(graph, tensor) for tensor in maker.inputs]
 
     def same(*inputs: Value, places: list[Operand]) -> Value:
+        assert maker is not None  # only asked where something made the sequence
         rest = [operand.raw if operand.present else None for operand in places]
         return graph.emit(maker.op, *inputs, *rest, dtype=dtype, **maker.attrs)
 

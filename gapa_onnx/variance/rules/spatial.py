@@ -41,7 +41,7 @@ def resize(node: NodeView) -> Value:
     if node.attr("mode", "nearest") == "nearest":
         kept = [operand.raw if operand.present else None for operand in parameters]
         return node.again(x.var, *kept, **_outside(node))
-    var = x.var
+    var = x.variance
     for axis, position in _resized_axes(node):
         var = _resize_axis(node, var, axis, position)
     return var
@@ -80,7 +80,9 @@ def _axis_weights(node: NodeView, axis: int, position: int, rows: bool) -> Value
     def both(of_axis: Value, unchanged: Value) -> Value:
         return graph.emit("Concat", *((of_axis, unchanged) if rows else (unchanged, of_axis)), axis=0)
 
-    def pick(operand: Operand, at: int) -> Value:
+    def pick(operand: Operand | None, at: int) -> Value:
+        if operand is None:
+            raise node.refuse("its scales or its region are left out")
         return graph.emit("Gather", operand.raw, graph.ints(at), axis=0)
 
     if node.op_type == "Upsample" and node.opset < 9:
@@ -93,7 +95,7 @@ def _axis_weights(node: NodeView, axis: int, position: int, rows: bool) -> Value
     if _crops(node):
         count = len(node.attr("axes", ())) or node.inputs[0].rank
         start, end = (
-            both(pick(roi, at), graph.constant(np.full(1, whole, roi.tensor.dtype)))
+            both(pick(roi, at), graph.constant(np.full(1, whole, node.inputs[1].tensor.dtype)))
             for at, whole in ((position, 0), (position + count, 1))
         )
         region = graph.emit("Concat", start, end, axis=0)
@@ -110,11 +112,12 @@ def _size(node: NodeView, axis: int) -> Value:
     x = node.inputs[0]
     if node.opset >= 9:
         return node.graph.dimension(x.raw, axis)
-    if not isinstance(x.shape[axis], int):
+    size = x.sizes[axis]
+    if not isinstance(size, int):
         raise node.refuse(
             f"before opset 9 the size of axis {axis} must be known: no identity matrix otherwise"
         )
-    return node.graph.ints(x.shape[axis])
+    return node.graph.ints(size)
 
 
 def _parameters(node: NodeView) -> tuple[Operand | None, Operand | None, Operand | None]:
@@ -126,7 +129,7 @@ def _parameters(node: NodeView) -> tuple[Operand | None, Operand | None, Operand
 
 
 def _crops(node: NodeView) -> bool:
-    return node.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
+    return bool(node.attr("coordinate_transformation_mode") == "tf_crop_and_resize")
 
 
 def _resized_axes(node: NodeView) -> Iterator[tuple[int, int]]:
@@ -139,8 +142,8 @@ def _resized_axes(node: NodeView) -> Iterator[tuple[int, int]]:
         if sizes is None:
             unchanged = factors is not None and factors[position] == 1
         else:
-            known = output.shape is not None and len(output.shape) == x.rank and x.shape[axis] is not None
-            unchanged = known and x.shape[axis] == output.shape[axis]
+            after, size = output.shape or (), x.sizes[axis]
+            unchanged = len(after) == x.rank and size is not None and size == after[axis]
         if _crops(node):
             region = None if roi is None else roi.constant
             unchanged &= region is not None and (region[position], region[position + len(axes)]) == (0, 1)
@@ -159,7 +162,7 @@ def affine_grid(node: NodeView) -> Value:
     identity = graph.constant(np.eye(axes, axes + 1, dtype=theta.dtype)[None])
     positions = node.again(graph.expand(identity, like=theta.raw), size.raw)  # (N, H, W, axes)
     between = list(range(1, axes + 1))
-    linear = graph.unsqueeze(graph.slice(theta.var, 2, 0, axes), between)  # (N, 1, 1, axes, axes)
+    linear = graph.unsqueeze(graph.slice(theta.variance, 2, 0, axes), between)  # (N, 1, 1, axes, axes)
     column = graph.emit("Gather", theta.var, graph.constant(np.int64(axes)), axis=2)
     shift = graph.unsqueeze(column, between)  # (N, 1, 1, axes)
     squares = graph.unsqueeze(positions.squared, [axes + 1])  # (N, H, W, 1, axes)

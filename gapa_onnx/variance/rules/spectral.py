@@ -50,13 +50,13 @@ def dft(node: NodeView) -> Value:
         if axis is None:
             raise node.refuse("its axis is not constant")
     axis = int(np.ravel(axis)[0]) % rank
-    _check_size(node, x.shape[axis])
+    _check_size(node, x.sizes[axis])
     vectors = _unit_vectors(node, graph.dimension(x.raw, axis))
-    length = None if length is None else length.raw
     if node.opset >= 20:
-        response = node.again(vectors, length, graph.constant(np.int64(1)))
+        samples = None if length is None else length.raw
+        response = node.again(vectors, samples, graph.constant(np.int64(1)))
     else:
-        response = node.again(vectors, *([] if length is None else [length]), axis=1)
+        response = node.again(vectors, *([] if length is None else [length.raw]), axis=1)
     weights = _squared_weights(node, response)
 
     swap = list(range(rank))
@@ -79,8 +79,11 @@ def stft(node: NodeView) -> Value:
         samples = graph.emit("Reshape", graph.cast(length.raw, np.int64), graph.ints(1))
     else:
         samples = graph.dimension(x.raw, 1) if window is None else graph.dimension(window.raw, 0)
-    known = window.shape if window is not None else None if length is None else length.constant
-    _check_size(node, None if known is None else np.ravel(known)[0])
+    if window is not None:
+        _check_size(node, None if window.shape is None else window.shape[0])
+    else:
+        known = None if length is None else length.constant
+        _check_size(node, None if known is None else int(np.ravel(known)[0]))
     vectors = _unit_vectors(node, samples)
     frame = [None if window is None else window.mean, None if length is None else length.raw]
     response = node.again(vectors, step.raw, *(frame if length is not None else frame[:1]))

@@ -11,6 +11,7 @@ from gapa_onnx.model.dtypes import is_float, is_whole, variance_dtype
 from gapa_onnx.variance.rules.registry import (
     Accuracy,
     deterministic,
+    of_every_node,
     refused,
     rule,
     structural,
@@ -22,7 +23,15 @@ from gapa_onnx.variance.values import Deferred, Part, Partial, Value
 structural("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")
 structural("Slice", "Split", "Gather", "GatherElements", "GatherND", "Expand", "Tile")
 structural("DepthToSpace", "SpaceToDepth", "Compress", "ReverseSequence", "Trilu")
-structural("Where", data=slice(1, None))
+structural(
+    "Where",
+    data=slice(1, None),
+    slopes=of_every_node(
+        None,
+        lambda y, condition, a, b: a.graph.cast(condition, a.dtype),
+        lambda y, condition, a, b: 1 - a.graph.cast(condition, a.dtype),
+    ),
+)
 
 deterministic(
     "it depends on shapes or constants only",
@@ -59,16 +68,21 @@ refused(
 @rule("Identity", accuracy=Accuracy.EXACT)
 def identity(node: NodeView) -> Value:
     """v, unchanged."""
-    return node.inputs[0].var
+    return node.inputs[0].variance
 
 
 @rule("Dropout", accuracy=Accuracy.EXACT)
 def dropout(node: NodeView) -> tuple[Value | None, ...]:
     """v, unchanged: nothing is dropped at inference."""
-    training = node.input(2)
+    require_inference(node)
+    return (node.inputs[0].var, *[None] * (len(node.outputs) - 1))
+
+
+def require_inference(node: NodeView) -> None:
+    """Refuse a Dropout that may drop something."""
+    training = node.input(2) if node.op_type == "Dropout" else None
     if training is not None and (training.constant is None or bool(np.any(training.constant))):
         raise node.refuse("training_mode may be on: elements are dropped at random")
-    return (node.inputs[0].var, *[None] * (len(node.outputs) - 1))
 
 
 @rule("Cast", accuracy=Accuracy.EXACT)
@@ -76,7 +90,7 @@ def cast(node: NodeView) -> Value | None:
     """v; nothing leaves a cast from floating-point to whole numbers, truth values or text."""
     target = node.attr("to")
     if isinstance(target, (int, np.integer)):
-        target = onnx.helper.tensor_dtype_to_np_dtype(target)
+        target = onnx.helper.tensor_dtype_to_np_dtype(int(target))
     return _retyped(node.inputs[0], target)
 
 
@@ -90,7 +104,7 @@ def cast_like(node: NodeView) -> Value | None:
 def _retyped(x: Operand, target: Any) -> Value | None:
     """Whole numbers that are uncertain stand for real ones (`quantised`): they stay so as wider ones."""
     if is_float(target):
-        return x.graph.cast(x.var, variance_dtype(target))
+        return x.graph.cast(x.variance, variance_dtype(target))
     return x.var if is_whole(target) and is_whole(x.tensor.dtype) else None
 
 
@@ -100,23 +114,25 @@ def concat(node: NodeView) -> Value:
 
     Parts that are certain are left out until something reads the whole, and deferred ones stay so.
     """
-    if not _sizes_known(node) or not any(x.certain or isinstance(x.var, Deferred) for x in node.inputs):
+    sizes = _known_sizes(node)
+    if sizes is None or not any(x.certain or isinstance(x.var, Deferred) for x in node.inputs):
         return node.again(*(variance_or_zeros(x) for x in node.inputs))
     axis = node.attr("axis") % node.inputs[0].rank
     parts: list[Part] = []
-    for x in node.inputs:
+    for x, size in zip(node.inputs, sizes):
         if isinstance(x.var, Partial) and x.var.axis == axis:
             parts.extend(x.var.parts)
         else:
-            parts.append(Part(x.shape[axis], x.var, x.mean))
+            parts.append(Part(size, x.var, x.mean))
     return Partial(parts, axis)
 
 
-def _sizes_known(node: NodeView) -> bool:
-    """Whether each input of a Concat has a size of its own along the axis, and something there."""
+def _known_sizes(node: NodeView) -> list[int] | None:
+    """The size of each input of a Concat along the axis; None unless each is known and has something there."""
     axis = node.attr("axis")
     sizes = [None if x.shape is None else x.shape[axis] for x in node.inputs]
-    return all(isinstance(size, int) and size > 0 for size in sizes)
+    known = [size for size in sizes if isinstance(size, int) and size > 0]
+    return known if len(known) == len(sizes) else None
 
 
 @rule("Pad", accuracy=Accuracy.EXACT)

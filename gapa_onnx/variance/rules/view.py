@@ -17,6 +17,9 @@ from gapa_onnx.model.constants import constant_of
 from gapa_onnx.model.dtypes import variance_dtype
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
+Shape = tuple[int | str | None, ...]
+"""Sizes of axes: numbers, names of what is known at run time only, or None."""
+
 
 class Refused(Exception):
     """A rule cannot state the variance of this node; the message is the reason."""
@@ -40,6 +43,13 @@ class Operand:
         return self.var is None
 
     @property
+    def variance(self) -> Value:
+        """The variance of an operand that a rule takes for uncertain."""
+        if self.var is None:
+            raise ValueError(f"{self.tensor.name!r} is certain: it has no variance")
+        return self.var
+
+    @property
     def raw(self) -> Value:
         """The tensor in its own type."""
         if isinstance(self.tensor.dtype, int):
@@ -60,19 +70,25 @@ class Operand:
         return constant_of(self.tensor)
 
     @property
-    def shape(self) -> tuple | None:
+    def shape(self) -> Shape | None:
         return None if self.tensor.shape is None else tuple(self.tensor.shape)
 
     @property
-    def rank(self) -> int:
-        if self.tensor.shape is None:
+    def sizes(self) -> Shape:
+        """The shape, where it must be known how many axes there are."""
+        shape = self.shape
+        if shape is None:
             raise Refused(f"the rank of {self.tensor.name!r} is unknown")
-        return len(self.tensor.shape)
+        return shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
 
     def same_shape(self, other: Operand) -> bool:
         """True only where shapes are known to be equal."""
-        known = self.shape is not None and all(d is not None for d in self.shape)
-        return known and self.shape == other.shape
+        shape = self.shape
+        return shape is not None and all(size is not None for size in shape) and shape == other.shape
 
 
 @dataclass(frozen=True)
@@ -135,17 +151,22 @@ class NodeView:
     def attr(self, name: str, default: Any = None) -> Any:
         return self.node.attrs.get(name, default)
 
-    def again(
+    def again(self, *inputs: Value | None, **changed: Any) -> Value:
+        """The same node on other inputs, for its one output; `changed` attributes replace the source's,
+        None drops one."""
+        return self.again_several(*inputs, outputs=1, **changed)[0]
+
+    def again_several(
         self,
         *inputs: Value | None,
-        outputs: int | None = None,
+        outputs: int,
         dtypes: Sequence[np.dtype[Any]] | None = None,
         **changed: Any,
-    ) -> Any:
-        """The same node on other inputs; `changed` attributes replace the source's, None drops one."""
+    ) -> tuple[Value, ...]:
+        """The same node on other inputs, with so many outputs; see `again`."""
         attrs = {k: v for k, v in {**self.node.attrs, **changed}.items() if v is not None}
         domain = self.node.domain or ""
-        return self.graph.emit(
+        return self.graph.emit_several(
             self.op_type,
             *inputs,
             outputs=outputs,
@@ -154,6 +175,12 @@ class NodeView:
             dtypes=dtypes,
             **attrs,
         )
+
+    def inside(self, body: gs.Graph, graph: VarianceGraph, known: dict[str, Value]) -> dict[str, Value]:
+        """The variances inside a subgraph, by name, emitted into `graph`; `known` are those of its inputs."""
+        if self.within is None:
+            raise self.refuse("its subgraph cannot be walked here")
+        return self.within(body, graph, known)
 
     def refuse(self, reason: str) -> Refused:
         return Refused(reason)
