@@ -9,6 +9,7 @@ At a site, with own variance σ² (born there) and incoming variance v:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
@@ -107,9 +108,9 @@ class _Walk:
         self.birth = birth
         self.cut = cut
         self.options = options
-        self.outside = set(source.graph.tensors())  #: names that are visible in subgraphs
+        self.outside: AbstractSet[str] = source.tensors.keys()  #: names that are visible in subgraphs
         self.variances: dict[str, Value] = {}
-        self.refused: list[RefusedNode] = []
+        self.refused: dict[RefusedNode, None] = {}  #: in the order of their first refusal
 
     def visit_all(self, graph: gs.Graph, live: set[str]) -> None:
         found = find_composites(graph, visible=set(self.sites))
@@ -144,9 +145,8 @@ class _Walk:
             return result if isinstance(result, tuple) else (result,)
         except Refused as refusal:
             operator = f"{node.domain}::{node.op}" if node.domain else node.op
-            entry = RefusedNode(node.name or _named(node), operator, str(refusal))
-            if entry not in self.refused:  # the body of a loop may be walked more than once
-                self.refused.append(entry)
+            # The body of a loop may be walked more than once.
+            self.refused.setdefault(RefusedNode(node.name or _named(node), operator, str(refusal)))
             return nothing if self.cut else [self._stand_in(tensor) for tensor in node.outputs]
 
     def _within(self, body: gs.Graph, graph: VarianceGraph, known: dict[str, Value]) -> dict[str, Value]:
