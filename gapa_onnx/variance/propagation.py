@@ -9,7 +9,6 @@ At a site, with own variance σ² (born there) and incoming variance v:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
@@ -84,6 +83,7 @@ def propagate(
     """
     graph = reading_graph(source)
     walk = _Walk(source, graph, {site.output: site for site in sites}, birth, cut, options)
+    walk.outside = set(source.tensors)
     for tensor in source.graph.inputs:
         walk.settle(tensor, None)
     walk.visit_all(source.graph, _live_tensors(source.graph))
@@ -108,7 +108,7 @@ class _Walk:
         self.birth = birth
         self.cut = cut
         self.options = options
-        self.outside: AbstractSet[str] = source.tensors.keys()  #: names that are visible in subgraphs
+        self.outside: set[str] = set()  #: names that are visible in subgraphs
         self.variances: dict[str, Value] = {}
         self.refused: dict[RefusedNode, None] = {}  #: in the order of their first refusal
 
