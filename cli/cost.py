@@ -42,7 +42,7 @@ def estimate(source: SourceModel, sites: Sequence[Site], settings: Settings = _D
 
 
 def _site(source: SourceModel, site: Site, settings: Settings) -> int | None:
-    shape = source.graph.tensors()[site.query].shape
+    shape = source.tensors[site.query].shape
     if not shape or len(shape) < 2:
         return None
     features, positions = {

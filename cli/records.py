@@ -30,7 +30,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 
 
 def site_record(site: Site, source: SourceModel) -> dict[str, Any]:
-    shape = source.graph.tensors()[site.query].shape
+    shape = source.tensors[site.query].shape
     return {
         "name": site.name,
         "activation": site.activation,

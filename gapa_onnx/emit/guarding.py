@@ -22,7 +22,6 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
-from gapa_onnx.model.constants import constant_tensors
 from gapa_onnx.model.dtypes import is_float
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.model.protos import is_large
@@ -61,9 +60,9 @@ class _Again:
         self.nodes: list[onnx.NodeProto] = []
         self._left = left | {value.name for value in source.proto.graph.input}
         self._opset = source.opset
-        self._constants = constant_tensors(source)
+        self._constants = source.constants
         self._producers = {name: node for node in source.proto.graph.node for name in node.output if name}
-        self._tensors = source.graph.tensors()
+        self._tensors = source.tensors
         self._order = {name: position for position, name in enumerate(self._producers)}
         self._renamed: dict[str, str] = {}
         self._taps: set[str] = set()

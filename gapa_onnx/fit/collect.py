@@ -118,7 +118,7 @@ def _batch_rows(session: InferenceSession, data: DataSource) -> int:
 def _query_reader(source: SourceModel, sites: Sequence[Site]) -> QueryReader:
     """The source model with the queries of each site as outputs, and the maps that are pooled or flattened."""
     graph = reading_graph(source)
-    tensors = source.graph.tensors()
+    tensors = source.tensors
     queries = []
     for site in sites:
         with graph.scope(f"{site.prefix}/query"):

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.model.load import SourceModel
 
 RANDOM = {
     "RandomNormal",
@@ -29,12 +28,6 @@ def constant_of(tensor: gs.Tensor) -> Array | None:
         for value in tensor.inputs[0].attrs.values():
             return np.asarray(value.values if isinstance(value, gs.Constant) else value)
     return None
-
-
-def constant_tensors(source: SourceModel) -> set[str]:
-    """Names of the tensors that do not depend on what is fed. An initializer may also be listed as an
-    input, which old files had to do."""
-    return constant_names(source.graph, {tensor.name for tensor in source.proto.graph.initializer})
 
 
 def constant_names(graph: gs.Graph, known: AbstractSet[str] = frozenset()) -> set[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -16,6 +19,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
+from gapa_onnx.model.constants import constant_names
 from gapa_onnx.model.protos import sha256
 from gapa_onnx.model.shapes import infer_shapes
 from gapa_onnx.record import METADATA_KEY
@@ -25,9 +29,15 @@ OLDEST_OPSET = 7  # before it, broadcasting was an attribute of each operator
 OPSET_WHERE_NONE = 17
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, eq=False)
 class SourceModel:
-    """A model as it was given, with a view of its graph that knows types and shapes; the same only as itself."""
+    """A model as it was given, with a view of its graph that knows types and shapes; the same only as itself.
+
+    The graph never changes, so what takes a walk over all of it is found once and kept.
+    """
 
     given: onnx.ModelProto = field(repr=False)  #: as it came; what the converted file is held against
     proto: onnx.ModelProto = field(repr=False)  #: with the model's own functions inlined, else the same
@@ -37,6 +47,7 @@ class SourceModel:
     path: Path | None
     inputs: tuple[InputSpec, ...]  #: what has to be fed: initializers are not among them
     names: frozenset[str] = field(repr=False)  #: every name that the file uses
+    _views: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  #: see `once`
 
     @property
     def label(self) -> str:
@@ -45,6 +56,25 @@ class SourceModel:
     @property
     def outputs(self) -> list[gs.Tensor]:
         return list(self.graph.outputs)
+
+    def once(self, view: Callable[[SourceModel], T]) -> T:
+        """What `view` makes of the model; made when it is first asked for, and kept as long as the model."""
+        if view not in self._views:
+            self._views[view] = view(self)
+        made: T = self._views[view]
+        return made
+
+    @functools.cached_property
+    def tensors(self) -> Mapping[str, gs.Tensor]:
+        """Every tensor of the graph by its name."""
+        return MappingProxyType(self.graph.tensors())
+
+    @functools.cached_property
+    def constants(self) -> frozenset[str]:
+        """Names of the tensors that do not depend on what is fed. An initializer may also be listed as an
+        input, which old files had to do."""
+        initializers = {tensor.name for tensor in self.proto.graph.initializer}
+        return frozenset(constant_names(self.graph, initializers))
 
 
 def load(model: str | Path | onnx.ModelProto) -> SourceModel:

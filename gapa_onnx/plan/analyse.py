@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.dtypes import is_float, is_quantised
 from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.layers import Network
 from gapa_onnx.plan.outputs import rehearse
 from gapa_onnx.plan.placement import find_sites
 from gapa_onnx.plan.tasks import Head, Task, find_heads
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.covariance import check_tail
 from gapa_onnx.variance.expansion import schema_with_body
-from gapa_onnx.variance.patterns import find_composites
 from gapa_onnx.variance.propagation import Propagation, RefusedNode, propagate, refusal_table
 from gapa_onnx.variance.rules import Deterministic, Options, Rule, behaviour, is_declared
 from gapa_onnx.variance.sites import Site
@@ -56,7 +58,7 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
     rehearsal = propagate(
         source,
         chosen,
-        lambda graph, site: graph.tensor(f"{site.prefix}/own", "float32"),
+        lambda graph, site: graph.tensor(f"{site.prefix}/own", np.dtype(np.float32)),
         cut=cut,
         options=options,
     )
@@ -119,7 +121,7 @@ def operator_table(source: SourceModel) -> tuple[OperatorRow, ...]:
     for node in source.graph.nodes:
         nodes.setdefault((node.domain or "", node.op), []).append(node.name or node.outputs[0].name)
     composites: dict[tuple[str, str], list[str]] = {}
-    for composite in find_composites(source.graph, visible=set()):
+    for composite in Network.of(source).composites:
         node = composite.node
         composites.setdefault((node.domain or "", node.op), []).append(node.name or node.outputs[0].name)
     return (

@@ -1,22 +1,20 @@
-"""What an output of a graph shows of its task: its shape, the Softmax or Sigmoid that it ends in, the
-linear layer that it comes from, and the words of its name.
+"""The evidence of an output's task: its shape, the Softmax or Sigmoid that it ends in, the linear layer that it
+comes from, and the words of its name.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from gapa_onnx.model.constants import constant_tensors
 from gapa_onnx.model.dtypes import is_float
 from gapa_onnx.model.load import SourceModel
-from gapa_onnx.plan.layers import is_layer
-from gapa_onnx.variance.patterns import find_composites
+from gapa_onnx.plan.layers import Network, Node, is_layer
 from gapa_onnx.variance.patterns.formula import affine, close, made_by, product, through
-from gapa_onnx.variance.rules.view import VirtualNode
 
 Size = int | str | None
 
@@ -36,8 +34,8 @@ class End:
 
 
 @dataclass(frozen=True, eq=False)
-class Output:
-    """An output of the graph, as far as its task can be seen from it."""
+class Evidence:
+    """What can be seen of the task of one output of the graph."""
 
     name: str
     is_float: bool
@@ -82,7 +80,7 @@ class Output:
 
     def __str__(self) -> str:
         """Its shape, as people write it."""
-        places = iter({3: "T", 4: "HW", 5: "DHW"}.get(self.rank, ""))
+        places = iter({3: "T", 4: "HW", 5: "DHW"}.get(self.rank or 0, ""))
         names = ["N" if at == 0 else "C" if at == self.class_axis else next(places, "?")
                  for at in range(self.rank or 0)]  # fmt: skip
         sizes = [str(size) if isinstance(size, int) else name for size, name in zip(self.shape or (), names)]
@@ -98,14 +96,17 @@ _REARRANGE = (
 _CONVOLUTIONS = ("Conv", "ConvTranspose", "QLinearConv", "ConvInteger")
 _LINEAR = ("Gemm", "MatMul", "FusedMatMul", "TransposeMatMul", "QLinearMatMul", "QGemm", "DynamicQuantizeMatMul",
            "MatMulIntegerToFloat", "MatMulNBits", "LinearRegressor", "LinearClassifier", *_CONVOLUTIONS)  # fmt: skip
+_RESHAPE = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+_SAME_FEATURES = ("Transpose", "Resize", "Upsample", "GlobalAveragePool", *_RESHAPE)
 _FARTHEST = 24  # nodes; between an output and its last layer there are a few
 
 
-def read_outputs(source: SourceModel) -> dict[str, Output]:
+def read_outputs(source: SourceModel) -> dict[str, Evidence]:
+    """The evidence of every output, by its name."""
     reading = _Reading(
         source.opset,
-        constant_tensors(source),
-        {c.last.outputs[0].name: c.node for c in find_composites(source.graph, visible=set())},
+        source.constants,
+        {c.last.outputs[0].name: c.node for c in Network.of(source).composites},
     )
     kinds = {info.name: info.type.WhichOneof("value") or "tensor_type" for info in source.proto.graph.output}
     maps = [spec.shape[1:] for spec in source.inputs if spec.shape is not None and len(spec.shape) > 3]
@@ -121,10 +122,10 @@ class _Reading:
     """Looking back from an output."""
 
     opset: int
-    constants: set[str]
-    composites: Mapping[str, VirtualNode]  #: by the name of what they make
+    constants: AbstractSet[str]
+    composites: Mapping[str, Node]  #: by the name of what they make
 
-    def output(self, tensor: gs.Tensor, is_tensor: bool, input_side: int) -> Output:
+    def output(self, tensor: gs.Tensor, is_tensor: bool, input_side: int) -> Evidence:
         last = self.before_copies(tensor)
         node = self.maker(last)
         end = self.end(last, _merged(tensor.shape, last.shape))
@@ -132,7 +133,7 @@ class _Reading:
         way = [] if end is not None else self.from_probabilities(last, set()) or []
         axis = self.features(end.logits if end else last, shape)
         words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", f"{tensor.name} {_symbol(shape, axis)}")
-        return Output(
+        return Evidence(
             name=tensor.name,
             is_float=is_tensor and is_float(tensor.dtype),
             shape=shape,
@@ -145,7 +146,7 @@ class _Reading:
             value=last.name,
         )
 
-    def maker(self, tensor: gs.Tensor) -> gs.Node | VirtualNode | None:
+    def maker(self, tensor: gs.Tensor) -> Node | None:
         return self.composites.get(tensor.name) or (tensor.inputs[0] if tensor.inputs else None)
 
     def before_copies(self, tensor: gs.Tensor) -> gs.Tensor:
@@ -160,20 +161,21 @@ class _Reading:
     def end(self, tensor: gs.Tensor, shape: tuple[Size, ...] | None) -> End | None:
         node = self.maker(tensor)
         op = node.op if node is not None and node.domain in (None, "", "ai.onnx") else ""
-        logits = node.inputs[0] if op in ("Softmax", "LogSoftmax", "Sigmoid") else _spelled_sigmoid(tensor)
-        if logits is None or not is_float(logits.dtype):
+        if node is None or op not in ("Softmax", "LogSoftmax"):
+            logits = node.inputs[0] if node is not None and op == "Sigmoid" else _spelled_sigmoid(tensor)
+            return None if logits is None or not is_float(logits.dtype) else End("Sigmoid", logits)
+        logits = node.inputs[0]
+        if not is_float(logits.dtype):
             return None
-        if op not in ("Softmax", "LogSoftmax"):
-            return End("Sigmoid", logits)
         axis = self.softmax_axis(node, _merged(shape, logits.shape))
         products = [reader for reader in tensor.outputs if reader.op == "MatMul"]
         weighs = any(self.constants.isdisjoint(factor.name for factor in node.inputs) for node in products)
         return End(op, logits, axis, weighs)
 
-    def softmax_axis(self, node: gs.Node | VirtualNode, shape: tuple[Size, ...] | None) -> int | None:
+    def softmax_axis(self, node: Node, shape: tuple[Size, ...] | None) -> int | None:
         """Before opset 13 all axes from the given one on are one, which is a softmax along a single
         axis if the others have length 1."""
-        axis = node.attrs.get("axis", 1 if self.opset < 13 else -1)
+        axis: int = node.attrs.get("axis", 1 if self.opset < 13 else -1)
         if shape is None or not -len(shape) <= axis < len(shape):
             return None
         axis %= len(shape)
@@ -192,52 +194,87 @@ class _Reading:
         squashes = node.op.endswith(("Softmax", "Sigmoid")) and node.op != "HardSigmoid"
         if squashes or node.attrs.get("post_transform", "NONE") != "NONE":
             return [node.op]
-        before = list(node.inputs)[: None if node.op == "Concat" else 1] if node.op in _REARRANGE else []
-        if node.op == "If":
-            at = next(at for at, made in enumerate(node.outputs) if made is tensor)
-            before = [body.outputs[at] for body in node.attrs.values() if isinstance(body, gs.Graph)]
-        ways = (self.from_probabilities(earlier, seen) for earlier in before)
+        ways = (self.from_probabilities(earlier, seen) for earlier in _rearranged_by(node, tensor))
         return next(([*way, node.op] for way in ways if way is not None), None)
 
     def features(self, tensor: gs.Tensor, shape: tuple[Size, ...] | None) -> int | None:
         """The axis that a linear layer with constant weights has made, if only scaling, shifting,
         resizing or another arrangement with the same features lies behind it."""
+        way = self.way_from_layer(tensor, len(shape)) if shape is not None else None
+        if shape is None or way is None or way.layer.attrs.get("post_transform", "NONE") != "NONE":
+            return None
+        return way.axis_reshaped(shape) if way.reshaped else way.axis_moved(shape)
+
+    def way_from_layer(self, tensor: gs.Tensor, rank: int) -> _Way | None:
+        """The last linear layer before a tensor, and what was done to its features since."""
         moves: list[list[int]] = []
         reshaped = False
         for _ in range(_FARTHEST):
             tensor = self.before_copies(tensor)
             node = self.maker(tensor)
-            if node is None or shape is None:
+            if node is None:
                 return None
-            data = [entry for entry in node.inputs if entry.name and entry.name not in self.constants]
             if node.op in _LINEAR and is_layer(node, self.constants):
-                break
-            if not data or node.op == "Div" and data[0] is not node.inputs[0]:
+                return _Way(node, tensor.shape, tuple(moves), reshaped)
+            data = self.same_features(node)
+            if data is None or node.op == "Transpose" and reshaped:
                 return None
-            if node.op == "Transpose" and not reshaped:
-                moves.append(node.attrs.get("perm", list(range(len(shape)))[::-1]))
-            elif node.op in ("Flatten", "Reshape", "Squeeze", "Unsqueeze"):
-                reshaped = True
-            elif node.op not in ("Resize", "Upsample", "GlobalAveragePool") and not (
-                node.op in ("Add", "Sub", "Mul", "Div") and len(data) == 1
-            ):
-                return None
-            tensor = data[0]
-        else:
+            if node.op == "Transpose":
+                moves.append(list(node.attrs.get("perm", range(rank)[::-1])))
+            reshaped = reshaped or node.op in _RESHAPE
+            tensor = data
+        return None
+
+    def same_features(self, node: Node) -> gs.Tensor | None:
+        """The tensor whose features a node only scales, shifts, resizes or arranges in another way."""
+        data = [entry for entry in node.inputs if entry.name and entry.name not in self.constants]
+        if node.op in ("Add", "Sub", "Mul", "Div"):
+            alone = len(data) == 1 and (node.op != "Div" or data[0] is node.inputs[0])
+            return data[0] if alone else None
+        return data[0] if data and node.op in _SAME_FEATURES else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """From a linear layer to an output."""
+
+    layer: Node
+    made: Sequence[Size] | None  #: the shape of what the layer puts out
+    moves: tuple[list[int], ...]  #: orders of axes, the last one first
+    reshaped: bool
+
+    @property
+    def convolves(self) -> bool:
+        return self.layer.op in _CONVOLUTIONS
+
+    def axis_reshaped(self, shape: Sequence[Size]) -> int | None:
+        """Where the features are behind a Reshape: they are still an axis if their number is."""
+        if self.moves or not self.made:
             return None
-        if node.attrs.get("post_transform", "NONE") != "NONE" or reshaped and moves:
+        size = self.made[1 if self.convolves and len(self.made) > 1 else -1]
+        to = 1 if self.convolves else len(shape) - 1
+        return to if to < len(shape) and size == shape[to] and isinstance(shape[to], int) else None
+
+    def axis_moved(self, shape: Sequence[Size]) -> int | None:
+        """Where the features are behind transpositions; None where they were broadcast."""
+        made = shape if self.made is None else self.made
+        if len(made) == 0:
             return None
-        made = tensor.shape if tensor.shape is not None or reshaped else shape
-        if made is None or len(made) == 0:
-            return None
-        axis = 1 if node.op in _CONVOLUTIONS and len(made) > 1 else len(made) - 1
-        if reshaped:  # the features are still an axis if their number is
-            to = 1 if node.op in _CONVOLUTIONS else len(shape) - 1
-            return to if to < len(shape) and made[axis] == shape[to] and isinstance(shape[to], int) else None
-        for order in reversed(moves):
-            axis = list(order).index(axis)
-        broadcast = axis < len(shape) and not moves and made[axis] == 1 != shape[axis]
+        axis = 1 if self.convolves and len(made) > 1 else len(made) - 1
+        for order in reversed(self.moves):
+            axis = order.index(axis)
+        broadcast = axis < len(shape) and not self.moves and made[axis] == 1 != shape[axis]
         return axis if 0 < axis < len(shape) and not broadcast else None
+
+
+def _rearranged_by(node: Node, tensor: gs.Tensor) -> list[gs.Tensor]:
+    """The tensors that a node rearranges, picks from or averages to make a tensor; none for other nodes."""
+    if node.op == "If":
+        at = next(at for at, made in enumerate(node.outputs) if made is tensor)
+        return [body.outputs[at] for body in node.attrs.values() if isinstance(body, gs.Graph)]
+    if node.op == "Concat":
+        return list(node.inputs)
+    return list(node.inputs[:1]) if node.op in _REARRANGE else []
 
 
 def _spelled_sigmoid(tensor: gs.Tensor) -> gs.Tensor | None:

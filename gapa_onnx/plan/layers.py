@@ -1,23 +1,144 @@
-"""What a linear layer is: the operators whose rule says so, with weights that are known."""
+"""A model as its designer sees it: linear layers, activations, and the data that layers read."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import onnx_graphsurgeon as gs
 
 from gapa_onnx.model.constants import constant_names, has_subgraph
-from gapa_onnx.variance.rules import Rule, behaviour
+from gapa_onnx.model.dtypes import is_float, is_quantised
+from gapa_onnx.model.load import SourceModel
+from gapa_onnx.variance.graph import names_read
+from gapa_onnx.variance.patterns import Composite, find_composites
+from gapa_onnx.variance.rules import Rule, VirtualNode, behaviour, is_declared
+
+Node: TypeAlias = gs.Node | VirtualNode
+
+QUANTISERS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+_CHANNELS_FIRST = {
+    "Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "MaxPool",
+    "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "LRN", "Resize", "Upsample", "DepthToSpace",
+    "SpaceToDepth", "ConvInteger", "QLinearConv", "QLinearAveragePool", "QLinearGlobalAveragePool",
+}  # fmt: skip
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Dropout", "Cast", *QUANTISERS)
 
 
-def is_layer(node: gs.Node, constants: set[str]) -> bool:
+def is_layer(node: Node, *constants: AbstractSet[str]) -> bool:
     """A linear layer: weights known, data not. Control flow with a layer in its body counts as one:
-    its interior tensors are out of reach, what goes in is not."""
+    its interior tensors are out of reach, what goes in is not.
+
+    `constants` are the names of known tensors, of the node's graph and of those around it.
+    """
     if has_subgraph(node):
         bodies = [value for value in node.attrs.values() if isinstance(value, gs.Graph)]
-        return any(
-            is_layer(inner, constants | constant_names(body)) for body in bodies for inner in body.nodes
-        )
+        return any(_has_layer(body, *constants) for body in bodies)
     rule = behaviour(node.domain, node.op)
     if not (isinstance(rule, Rule) and rule.linear):
         return False
-    known = [node.inputs[at].name in constants for at in rule.operands if at < len(node.inputs)]
+    names = [node.inputs[at].name for at in rule.operands if at < len(node.inputs)]
+    known = [any(name in group for group in constants) for name in names]
     return not known[0] if len(rule.operands) == 1 else any(known) and not all(known)
+
+
+def _has_layer(body: gs.Graph, *constants: AbstractSet[str]) -> bool:
+    known = constant_names(body)
+    return any(is_layer(inner, known, *constants) for inner in body.nodes)
+
+
+def is_activation(node: Node) -> bool:
+    """An elementwise nonlinearity of one float tensor."""
+    rule = behaviour(node.domain, node.op)
+    return isinstance(rule, Rule) and rule.activation and is_float(node.outputs[0].dtype)
+
+
+def holds_features(tensor: gs.Tensor) -> bool:
+    """Whether a tensor's type is one that features have."""
+    return is_float(tensor.dtype) or is_quantised(tensor.dtype)
+
+
+def is_merged_into_layer(activation: gs.Node) -> bool:
+    """Whether an activation is merged into the layer before it, since quantising behind it clips as it
+    does (see `qdq`): what is dequantised from it is then all that exists."""
+    if activation.op not in ("Relu", "Clip"):
+        return False
+    quantised = [node.op == "QuantizeLinear" for node in activation.outputs[0].outputs]
+    produced = activation.inputs[0].inputs
+    return bool(quantised) and all(quantised) and bool(produced) and produced[0].op != "DequantizeLinear"
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """The layers and activations of a model. What takes a walk over all nodes is found once."""
+
+    source: SourceModel = field(repr=False)
+
+    @classmethod
+    def of(cls, source: SourceModel) -> Network:
+        """The one view of a model, which every caller shares."""
+        return source.once(cls)
+
+    @functools.cached_property
+    def composites(self) -> tuple[Composite, ...]:
+        """Groups of nodes that spell out one operator, last nodes first."""
+        return tuple(find_composites(self.source.graph, visible=set()))
+
+    @functools.cached_property
+    def activations(self) -> dict[int, Node]:
+        """By the identity of their (last) node; x·sigmoid(x) is one activation, its sigmoid is none."""
+        nodes, outputs = self.source.graph.nodes, {tensor.name for tensor in self.source.outputs}
+        composites = [c for c in self.composites if is_declared(c.node.domain, c.node.op)]
+        inside: set[int] = set().union(*(composite.hidden(outputs) for composite in composites))
+        seen_as = {id(composite.last): composite.node for composite in composites}
+        candidates = {id(node): seen_as.get(id(node), node) for node in nodes if id(node) not in inside}
+        return {key: node for key, node in candidates.items() if is_activation(node)}
+
+    @functools.cached_property
+    def layers(self) -> dict[int, gs.Node]:
+        """The linear layers by identity, in graph order."""
+        constants = self.source.constants
+        return {id(node): node for node in self.source.graph.nodes if is_layer(node, constants)}
+
+    def is_known(self, tensor: gs.Tensor) -> bool:
+        """Whether a tensor is left out, or the same in every run."""
+        return not tensor.name or tensor.name in self.source.constants
+
+    def data_of(self, layer: gs.Node) -> gs.Tensor | None:
+        """The first tensor of the graph that a layer reads and that is not known beforehand."""
+        tensors, constants = self.source.tensors, self.source.constants
+        read = (tensors[name] for name in names_read(layer) if name in tensors and name not in constants)
+        return next((tensor for tensor in read if holds_features(tensor)), None)
+
+    @functools.cached_property
+    def channels_first(self) -> frozenset[str]:
+        """Tensors whose axis 1 holds the features: what convolutions and pooling make, and what elementwise
+        operators make of that."""
+        found: set[str] = set()
+        for node in self.source.graph.nodes:
+            if node.op in _CHANNELS_FIRST or (_is_elementwise(node) and _carried(node).name in found):
+                found.update(tensor.name for tensor in node.outputs)
+        return frozenset(found)
+
+    @functools.cached_property
+    def straight_from_layers(self) -> frozenset[str]:
+        """Tensors that come from a layer with no activation of their own on the way."""
+        found: set[str] = set()
+        for node in self.source.graph.nodes:
+            bent = is_activation(node) and not is_merged_into_layer(node)
+            data = next((tensor for tensor in node.inputs if not self.is_known(tensor)), None)
+            if id(node) in self.layers or (not bent and data is not None and data.name in found):
+                found.update(tensor.name for tensor in node.outputs)
+        return frozenset(found)
+
+
+def _is_elementwise(node: gs.Node) -> bool:
+    rule = behaviour(node.domain, node.op)
+    return isinstance(rule, Rule) and (rule.activation or node.op in _ARITHMETIC)
+
+
+def _carried(node: gs.Node) -> gs.Tensor:
+    """The first operand that other nodes have made, else the first."""
+    return next((t for t in node.inputs if isinstance(t, gs.Variable) and t.inputs), node.inputs[0])

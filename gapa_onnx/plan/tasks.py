@@ -3,7 +3,7 @@
 An output that ends in Softmax, LogSoftmax or Sigmoid says it by itself. Without such an end its shape
 and its name are all there is; what follows from these is an assumption, and `Head.reason` says so.
 Where they do not tell, the task is NONE: a variance and no head. `spec` (`--task`) overrules all that.
-What is seen of an output is in `endings`.
+What is seen of an output is in `evidence`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import SourceModel
-from gapa_onnx.plan.evidence import Output, read_outputs
+from gapa_onnx.plan.evidence import End, Evidence, read_outputs
 
 WIDE_AS_A_VOCABULARY = 1000  #: classes per position from which on these are taken for tokens
 MORE_THAN_AN_IMAGE = 5  #: channels of a map from which on these are taken for classes
@@ -142,19 +142,19 @@ _OTHER_WORDS = (
 )  # fmt: skip
 
 
-def _head(out: Output, task: Task, reason: str, link: str = "identity", axis: int | None = None) -> Head:
+def _head(out: Evidence, task: Task, reason: str, link: str = "identity", axis: int | None = None) -> Head:
     """A head that reads the logits before the link, or else the output."""
     logits = out.end.logits.name if out.end is not None and link == out.end.link else out.name
     return Head(out.name, task, logits, link, axis, out.rank, reason)
 
 
-def _none(out: Output, reason: str) -> Head:
+def _none(out: Evidence, reason: str) -> Head:
     return _head(out, Task.NONE, reason)
 
 
-def _detected(out: Output, known: Mapping[str, Output]) -> Head:
+def _detected(out: Evidence, known: Mapping[str, Evidence]) -> Head:
     if out.end is not None:
-        return _by_sigmoid(out) if out.end.op == "Sigmoid" else _by_softmax(out)
+        return _by_sigmoid(out) if out.end.op == "Sigmoid" else _by_softmax(out, out.end)
     if not out.is_float:
         return _none(out, "is no tensor of floating-point numbers, and no logits are in sight")
     for other in known.values():
@@ -167,12 +167,12 @@ def _detected(out: Output, known: Mapping[str, Output]) -> Head:
     return _by_shape(out, known)
 
 
-def _by_softmax(out: Output) -> Head:
-    op, axis = out.end.op, out.end.axis
+def _by_softmax(out: Evidence, end: End) -> Head:
+    op, axis = end.op, end.axis
     reason = f"ends in {op} along axis {axis}"
     if axis is None:
         return _none(out, f"ends in {op}, but not along one axis that is known")
-    if out.end.weighs or out.says("attention", "attn"):
+    if end.weighs or out.says("attention", "attn"):
         return _none(out, f"{reason}, which weighs other values as attention does")
     if axis == 0:
         return _none(out, f"{reason}, which is that of the rows")
@@ -184,16 +184,16 @@ def _by_softmax(out: Output) -> Head:
         return _head(out, Task.CLASSIFICATION, reason, "softmax", axis)
     if out.rank == 3:
         return _head(out, Task.CLASSIFICATION, f"{reason}, at each position", "softmax", axis)
-    if axis in (1, out.rank - 1):
+    if out.rank is not None and axis in (1, out.rank - 1):
         return _head(out, Task.SEGMENTATION, f"{reason} of a {out} map", "softmax", axis)
     return _none(out, f"{reason} of {out}, which is no usual place for classes; {_GIVE}")
 
 
-def _is_vocabulary(out: Output, axis: int) -> bool:
+def _is_vocabulary(out: Evidence, axis: int | None) -> bool:
     return (out.size(axis) or 0) >= WIDE_AS_A_VOCABULARY or out.says(*_TOKEN_WORDS)
 
 
-def _by_sigmoid(out: Output) -> Head:
+def _by_sigmoid(out: Evidence) -> Head:
     axis, width = out.class_axis, out.size(out.class_axis)
     if not out.rank:
         return _none(out, f"ends in Sigmoid, but its rank is {'unknown' if out.rank is None else 0}; {_GIVE}")
@@ -206,15 +206,16 @@ def _by_sigmoid(out: Output) -> Head:
     return _head(out, Task.MULTILABEL, f"ends in Sigmoid: {_yes_or_no(out)}", "sigmoid", axis)
 
 
-def _yes_or_no(out: Output) -> str:
-    width = out.size(out.class_axis) if out.rank > 1 else 1
-    per_position = "" if out.rank < 3 or out.is_one_position else " at each position"
+def _yes_or_no(out: Evidence) -> str:
+    rank = out.rank or 0
+    width = out.size(out.class_axis) if rank > 1 else 1
+    per_position = "" if rank < 3 or out.is_one_position else " at each position"
     if width == 1:
         return f"a binary classification{per_position}, which is multilabel with one label"
     return f"yes or no for each of {width or 'several'} labels{per_position}"
 
 
-def _by_shape(out: Output, known: Mapping[str, Output]) -> Head:
+def _by_shape(out: Evidence, known: Mapping[str, Evidence]) -> Head:
     """What the shape tells where neither Softmax nor Sigmoid is at the end: assumptions, all of them."""
     if not out.rank:
         return _none(out, f"its rank is {'unknown' if out.rank is None else 0}; {_GIVE}")
@@ -228,7 +229,7 @@ def _by_shape(out: Output, known: Mapping[str, Output]) -> Head:
     return _classes(out, known) if one else _map(out, known)
 
 
-def _single(out: Output) -> Head:
+def _single(out: Evidence) -> Head:
     if out.rank == 1 and out.size(0) not in (None, 1):
         return _none(out, f"{out} may be {out.size(0)} rows or {out.size(0)} features of one row; {_GIVE}")
     if out.says("logit"):
@@ -248,7 +249,7 @@ def _single(out: Output) -> Head:
     )
 
 
-def _classes(out: Output, known: Mapping[str, Output]) -> Head:
+def _classes(out: Evidence, known: Mapping[str, Evidence]) -> Head:
     width, linear = out.size(out.class_axis), out.features is not None
     named = out.says("logit") or linear and out.says(*_CLASS_WORDS)
     if not linear and not named:
@@ -260,10 +261,11 @@ def _classes(out: Output, known: Mapping[str, Output]) -> Head:
             )
         if out.says(*_OTHER_WORDS):
             return _none(out, f"{out} from a linear layer, but its name does not speak of classes; {_GIVE}")
-        heads = [other.name for other in known.values() if other.end is not None]
-        if heads:
-            return _none(out, f"{out} from a linear layer, beside {heads[0]!r} with its {known[heads[0]].end.op}: "
-                            f"not taken for classes; {_GIVE}")  # fmt: skip
+        beside = [f"{other.name!r} with its {other.end.op}" for other in known.values() if other.end]
+        if beside:
+            return _none(
+                out, f"{out} from a linear layer, beside {beside[0]}: not taken for classes; {_GIVE}"
+            )
     origin = "named like logits" if named else "from a linear layer"
     reason = (
         f"no Softmax at the end, but {out} {origin}: assumed to be logits of {width or 'several'} classes"
@@ -273,7 +275,7 @@ def _classes(out: Output, known: Mapping[str, Output]) -> Head:
     )
 
 
-def _positions(out: Output) -> Head:
+def _positions(out: Evidence) -> Head:
     axis, linear = out.class_axis, out.features is not None
     change = "--task none if they are not"
     if out.says("logit") or linear and not out.says(*_OTHER_WORDS):
@@ -286,21 +288,15 @@ def _positions(out: Output) -> Head:
     return _none(out, f"{out} may be classes, features or numbers at each position; {_GIVE}")
 
 
-def _map(out: Output, known: Mapping[str, Output]) -> Head:
+def _map(out: Evidence, known: Mapping[str, Evidence]) -> Head:
     axis, width = out.class_axis, out.size(out.class_axis)
     linear = out.features is not None
     named = out.says("logit") or linear and out.says(*_MAP_WORDS)
     if not linear and not named:
         return _none(out, f"{out} ends in {out.maker}: neither Softmax, Sigmoid nor a linear layer; {_GIVE}")
-    if not named:
-        if width is None or width < MORE_THAN_AN_IMAGE or out.says(*_OTHER_WORDS):
-            classes = "a mask" if width == 1 else f"{width or 'several'} classes"
-            return _none(out, f"a {out} map may be an image or {classes}; {_GIVE}")
-        if any(other.rank == out.rank and other.positions != out.positions for other in known.values()):
-            return _none(out, f"{out} is one of several maps, as detectors have them; {_GIVE}")
-        sides = [size for size in out.positions if isinstance(size, int)]
-        if sides and out.input_side > COARSEST_SEGMENTATION * max(sides):
-            return _none(out, f"a {out} map is much coarser than the input, as detectors' are; {_GIVE}")
+    doubt = None if named else _doubt_about_map(out, known)
+    if doubt is not None:
+        return _none(out, f"{doubt}; {_GIVE}")
     link, what = (
         ("sigmoid", "the logit of a mask")
         if width == 1
@@ -310,18 +306,46 @@ def _map(out: Output, known: Mapping[str, Output]) -> Head:
     return _head(out, Task.SEGMENTATION, reason, link, axis)
 
 
+def _doubt_about_map(out: Evidence, known: Mapping[str, Evidence]) -> str | None:
+    """Why a map from a linear layer, whose name says nothing, may hold something else than classes."""
+    width = out.size(out.class_axis)
+    if width is None or width < MORE_THAN_AN_IMAGE or out.says(*_OTHER_WORDS):
+        classes = "a mask" if width == 1 else f"{width or 'several'} classes"
+        return f"a {out} map may be an image or {classes}"
+    if any(other.rank == out.rank and other.positions != out.positions for other in known.values()):
+        return f"{out} is one of several maps, as detectors have them"
+    sides = [size for size in out.positions if isinstance(size, int)]
+    if sides and out.input_side > COARSEST_SEGMENTATION * max(sides):
+        return f"a {out} map is much coarser than the input, as detectors' are"
+    return None
+
+
 # ------------------------------------------------------------------------- tasks that are asked for
 
 
-def _as_asked(out: Output, task: Task) -> Head:
+def _as_asked(out: Evidence, task: Task) -> Head:
     """The head for a task that the user gives; raises _Misfit where it cannot be."""
     if task is Task.NONE:
         return _none(out, "as --task says")
-    end = out.end
-    if not out.is_float and (end is None or task is Task.REGRESSION):
+    if not out.is_float and (out.end is None or task is Task.REGRESSION):
         raise _Misfit("it does not hold floating-point numbers")
     if task is Task.REGRESSION:
         return _head(out, task, "as --task says")
+    rank = _rank_for(out, task)
+    if out.end is not None and out.end.link == "softmax":
+        return _asked_with_softmax(out, out.end, task, rank)
+    axis = rank - 1 if task is Task.TOKENS else out.class_axis
+    several = out.size(axis) != 1
+    if task is Task.TOKENS and (out.end is not None or not several):
+        raise _Misfit("tokens need several classes that exclude each other")
+    if out.end is None and several and task is not Task.MULTILABEL:
+        reason = f"as --task says; no Softmax at the end, so {out} is read as logits along axis {axis}"
+        return _head(out, task, reason, "softmax", axis)
+    return _asked_with_sigmoid(out, task, rank, axis)
+
+
+def _rank_for(out: Evidence, task: Task) -> int:
+    """The number of axes of an output whose logits can be read for this task."""
     if out.rearranged is not None:
         raise _Misfit(f"it holds probabilities whose logits are out of reach ({out.rearranged})")
     if out.rank is None:
@@ -329,27 +353,23 @@ def _as_asked(out: Output, task: Task) -> Head:
     least = {Task.MULTILABEL: 1, Task.SEGMENTATION: 4}.get(task, 2)
     if out.rank < least:
         raise _Misfit(f"it has {out.rank} axes, and {task.value} needs {least} or more")
-    if end is not None and end.link == "softmax":
-        return _asked_with_softmax(out, task)
-    axis = out.rank - 1 if task is Task.TOKENS else out.class_axis
-    if task is Task.TOKENS and (end is not None or out.size(axis) == 1):
-        raise _Misfit("tokens need several classes that exclude each other")
-    single = out.size(axis) == 1 and task in (Task.CLASSIFICATION, Task.SEGMENTATION)
-    if end is None and not single and task is not Task.MULTILABEL:
-        reason = f"as --task says; no Softmax at the end, so {out} is read as logits along axis {axis}"
-        return _head(out, task, reason, "softmax", axis)
-    place = "it ends in Sigmoid" if end is not None else f"no Sigmoid at the end, so {out} is read as logits"
+    return out.rank
+
+
+def _asked_with_sigmoid(out: Evidence, task: Task, rank: int, axis: int | None) -> Head:
+    ends = out.end is not None
+    place = "it ends in Sigmoid" if ends else f"no Sigmoid at the end, so {out} is read as logits"
     if task is Task.CLASSIFICATION:  # of several yes or no, or of one
-        task = Task.MULTILABEL if out.rank < 4 or out.is_one_position else Task.SEGMENTATION
+        task = Task.MULTILABEL if rank < 4 or out.is_one_position else Task.SEGMENTATION
     return _head(out, task, f"as --task says; {place}: {_yes_or_no(out)}", "sigmoid", axis)
 
 
-def _asked_with_softmax(out: Output, task: Task) -> Head:
-    op, axis = out.end.op, out.end.axis
+def _asked_with_softmax(out: Evidence, end: End, task: Task, rank: int) -> Head:
+    op, axis = end.op, end.axis
     if task is Task.MULTILABEL:
         raise _Misfit(f"it ends in {op}, whose classes exclude each other")
     if not axis:
         raise _Misfit(f"it ends in {op}, but not along one axis of classes that is known")
-    if task is Task.TOKENS and axis != out.rank - 1:
+    if task is Task.TOKENS and axis != rank - 1:
         raise _Misfit(f"it ends in {op} along axis {axis}, and tokens need the last one")
     return _head(out, task, f"as --task says; ends in {op} along axis {axis}", "softmax", axis)

@@ -83,6 +83,7 @@ def propagate(
     """
     graph = reading_graph(source)
     walk = _Walk(source, graph, {site.output: site for site in sites}, birth, cut, options)
+    walk.outside = set(source.tensors)
     for tensor in source.graph.inputs:
         walk.settle(tensor, None)
     walk.visit_all(source.graph, _live_tensors(source.graph))
@@ -107,9 +108,9 @@ class _Walk:
         self.birth = birth
         self.cut = cut
         self.options = options
-        self.outside = set(source.graph.tensors())  #: names that are visible in subgraphs
+        self.outside: set[str] = set()  #: names that are visible in subgraphs
         self.variances: dict[str, Value] = {}
-        self.refused: list[RefusedNode] = []
+        self.refused: dict[RefusedNode, None] = {}  #: in the order of their first refusal
 
     def visit_all(self, graph: gs.Graph, live: set[str]) -> None:
         found = find_composites(graph, visible=set(self.sites))
@@ -144,9 +145,8 @@ class _Walk:
             return result if isinstance(result, tuple) else (result,)
         except Refused as refusal:
             operator = f"{node.domain}::{node.op}" if node.domain else node.op
-            refused = RefusedNode(node.name or _named(node), operator, str(refusal))
-            if refused not in self.refused:  # the body of a loop may be walked more than once
-                self.refused.append(refused)
+            # The body of a loop may be walked more than once.
+            self.refused.setdefault(RefusedNode(node.name or _named(node), operator, str(refusal)))
             return nothing if self.cut else [self._stand_in(tensor) for tensor in node.outputs]
 
     def _within(self, body: gs.Graph, graph: VarianceGraph, known: dict[str, Value]) -> dict[str, Value]:

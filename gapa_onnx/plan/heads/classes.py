@@ -108,14 +108,9 @@ def emit_classes(
     factor: (n, C, C) with factor · factorᵀ the covariance of the logits, for rank 2; the split then
         sees how the logits vary together, and the bridge its diagonal `var`.
     """
-    if head.axis is None or head.rank is None:
-        raise UserError(
-            f"the number of axes of {head.output!r} is unknown, so its classes cannot be told apart",
-            "declare the output's shape in the model, or choose --task none",
-        )
-    if factor is not None and head.rank != 2:
+    axis = _class_axis(head, classes)
+    if factor is not None and axis.rank != 2:
         raise ValueError("a factor of the covariance is for logits of rank 2")
-    axis = ClassAxis(head.axis, head.rank, classes)
     points = head_points(head, options, classes, correlated=factor is not None)
     shared, ranked = options.bridge == "shared", head.task is Task.TOKENS
     roles: dict[str, Value] = {}
@@ -128,13 +123,7 @@ def emit_classes(
         found = _operator(graph, axis, points, output if shared else mean, mean, var, head.output)
     else:
         found = _nodes(graph, head, axis, points, mean, var, factor)
-    with graph.scope(f"{head.output}/probs"):
-        if "probs" not in found or not shared:
-            found["probs"] = _bridged(graph, axis, head.link, options.bridge, mean, var)
-            if shared:
-                found["probs"] = _as_predicted(graph, axis, head, output, found["probs"])
-        if ranked and shared:  # the exponential's rounding may have left them out of order
-            found["probs"], _ = graph.topk(found["probs"], axis.size, axis.axis)
+    found["probs"] = _probabilities(graph, head, axis, options, output, mean, var, found.get("probs"))
     if options.score == "epistemic":
         found["score"] = found["epistemic"]
     return roles | {role: found[role] for role in ROLES}, _spread(graph, head, axis, var)
@@ -144,6 +133,15 @@ def _spread(graph: VarianceGraph, head: Head, axis: ClassAxis, var: Value) -> Va
     """The mean variance of the logits that count, which sites are weighed by whatever the score is."""
     with graph.scope(f"{head.output}/spread"):
         return graph.reduce("ReduceMean", var, [axis.axis], keepdims=False)
+
+
+def _class_axis(head: Head, classes: int | None) -> ClassAxis:
+    if head.axis is None or head.rank is None:
+        raise UserError(
+            f"the number of axes of {head.output!r} is unknown, so its classes cannot be told apart",
+            "declare the output's shape in the model, or choose --task none",
+        )
+    return ClassAxis(head.axis, head.rank, classes)
 
 
 def _operator(
@@ -192,6 +190,30 @@ def _nodes(
 
 
 # ------------------------------------------------------------------------ probabilities
+
+
+def _probabilities(
+    graph: VarianceGraph,
+    head: Head,
+    axis: ClassAxis,
+    options: HeadOptions,
+    output: Value,
+    mean: Value,
+    var: Value,
+    made: Value | None,
+) -> Value:
+    """The probabilities, of which the operator may have `made` those of the shared bridge."""
+    with graph.scope(f"{head.output}/probs"):
+        if options.bridge != "shared":
+            return _bridged(graph, axis, head.link, options.bridge, mean, var)
+        if made is None:
+            bridged = _bridged(graph, axis, head.link, options.bridge, mean, var)
+            made = _as_predicted(graph, axis, head, output, bridged)
+        if head.task is not Task.TOKENS or axis.size is None:
+            return made
+        return graph.topk(made, axis.size, axis.axis)[
+            0
+        ]  # the exponential's rounding may have changed their order
 
 
 def _bridged(graph: VarianceGraph, axis: ClassAxis, link: str, bridge: str, mean: Value, var: Value) -> Value:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.op.classes import RULED_OUT
 from gapa_onnx.plan.heads.points import Points
 
@@ -15,24 +16,24 @@ from gapa_onnx.plan.heads.points import Points
 class Split:
     """Entropies in nats, of the logits' shape without the class axis."""
 
-    entropy: np.ndarray  #: of the mean prediction: total
-    aleatoric: np.ndarray  #: mean entropy of a prediction
-    epistemic: np.ndarray  #: their difference
+    entropy: Array  #: of the mean prediction: total
+    aleatoric: Array  #: mean entropy of a prediction
+    epistemic: Array  #: their difference
 
 
-def softmax(logits: np.ndarray, axis: int) -> np.ndarray:
+def softmax(logits: Array, axis: int) -> Array:
     weights = np.exp(logits - logits.max(axis=axis, keepdims=True))
-    return weights / weights.sum(axis=axis, keepdims=True)
+    shares: Array = weights / weights.sum(axis=axis, keepdims=True)
+    return shares
 
 
-def sigmoid(logits: np.ndarray) -> np.ndarray:
+def sigmoid(logits: Array) -> Array:
     odds = np.exp(-np.abs(logits))
-    return np.where(logits >= 0, 1.0, odds) / (1 + odds)
+    probs: Array = np.where(logits >= 0, 1.0, odds) / (1 + odds)
+    return probs
 
 
-def bridge(
-    mean: np.ndarray, var: np.ndarray, axis: int, link: str = "softmax", kind: str = "shared"
-) -> np.ndarray:
+def bridge(mean: Array, var: Array, axis: int, link: str = "softmax", kind: str = "shared") -> Array:
     """link(m / sqrt(1 + π/8 v)), with v the mean over the classes for the kind "shared"."""
     mean, var = np.asarray(mean, np.float64), np.asarray(var, np.float64)
     if link == "softmax":
@@ -43,23 +44,23 @@ def bridge(
     return sigmoid(scaled) if link == "sigmoid" else softmax(scaled, axis)
 
 
-def as_predicted(probs: np.ndarray, output: np.ndarray, axis: int) -> np.ndarray:
+def as_predicted(probs: Array, output: Array, axis: int) -> Array:
     """The class that is the first of `output` on top, all others a rounding step of float32 below."""
     first = np.expand_dims(output.argmax(axis=axis), axis)
     highest = probs.max(axis=axis, keepdims=True)
-    kept = np.minimum(probs, highest * (1 - np.finfo(np.float32).eps))
+    kept: Array = np.minimum(probs, highest * (1 - np.finfo(np.float32).eps))
     np.put_along_axis(kept, first, highest, axis=axis)
     return kept
 
 
 def split(
-    mean: np.ndarray,
-    var: np.ndarray,
+    mean: Array,
+    var: Array,
     axis: int,
     points: Points,
     link: str = "softmax",
     *,
-    factor: np.ndarray | None = None,
+    factor: Array | None = None,
 ) -> Split:
     """Total, aleatoric and epistemic entropy over fixed points.
 
@@ -76,7 +77,7 @@ def split(
         columns = columns % points.values.shape[1]
     weights = np.full(points.count, 1 / points.count) if points.weights is None else points.weights
     entropy_of = _binary_entropy if link == "sigmoid" else _entropy
-    mixture, aleatoric = np.zeros_like(mean), 0.0
+    mixture, aleatoric = np.zeros_like(mean), np.zeros(mean.shape[:-1])
     for weight, point in zip(weights, points.values):
         noise = point if points.kind == "grid" else point[columns]
         shift = std * noise if factor is None or link == "sigmoid" else np.einsum("nij,nj->ni", factor, noise)
@@ -87,12 +88,12 @@ def split(
     return Split(total, aleatoric, total - aleatoric)
 
 
-def score(var: np.ndarray, axis: int) -> np.ndarray:
+def score(var: Array, axis: int) -> Array:
     """Mean variance of the logits."""
-    return np.asarray(var, np.float64).mean(axis=axis)
+    return np.asarray(np.asarray(var, np.float64).mean(axis=axis))
 
 
-def leading(mean: np.ndarray, var: np.ndarray, axis: int, count: int) -> tuple[np.ndarray, ...]:
+def leading(mean: Array, var: Array, axis: int, count: int) -> tuple[Array, ...]:
     """Indices, means and variances of the largest logits, in descending order."""
     indices = np.argsort(-mean, axis=axis, kind="stable")
     indices = np.take(indices, np.arange(min(count, mean.shape[axis])), axis=axis)
@@ -103,14 +104,14 @@ def leading(mean: np.ndarray, var: np.ndarray, axis: int, count: int) -> tuple[n
     )
 
 
-def _entropy(probs: np.ndarray) -> np.ndarray:
-    return -_x_log_x(probs).sum(axis=-1)
+def _entropy(probs: Array) -> Array:
+    return np.asarray(-_x_log_x(probs).sum(axis=-1))
 
 
-def _binary_entropy(probs: np.ndarray) -> np.ndarray:
+def _binary_entropy(probs: Array) -> Array:
     """Summed over the labels."""
-    return -(_x_log_x(probs) + _x_log_x(1 - probs)).sum(axis=-1)
+    return np.asarray(-(_x_log_x(probs) + _x_log_x(1 - probs)).sum(axis=-1))
 
 
-def _x_log_x(x: np.ndarray) -> np.ndarray:
+def _x_log_x(x: Array) -> Array:
     return np.where(x > 0, x * np.log(np.where(x > 0, x, 1)), np.where(np.isnan(x), np.nan, 0))

@@ -70,11 +70,11 @@ class _Tail:
     sites: tuple[str, ...]  #: names of the site tensors that reach the output
     nodes: tuple[Node, ...] = field(repr=False)  #: in the order of the graph
     uncertain: frozenset[str] = field(repr=False)  #: tensors that depend on a site
-    tensors: dict[str, gs.Tensor] = field(repr=False)
+    tensors: Mapping[str, gs.Tensor] = field(repr=False)
 
     @classmethod
     def between(cls, source: SourceModel, sites: Sequence[Site], output: str) -> _Tail:
-        tensors = source.graph.tensors()
+        tensors = source.tensors
         _require_rows(tensors[output], source.opset)
         births = [site.output for site in sites]
         nodes = _seen_as_one(source.graph, {*births, output})
