@@ -51,7 +51,7 @@ def verify(
             same,
             "sha256 is the same" if same else "sha256 differs: another file",
         ),
-        *check_promises(original.proto, converted, batches),
+        *check_promises(original.given, converted, batches),
     ]
     passed = all(check.passed for check in checks)
     if as_json:
