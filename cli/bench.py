@@ -152,11 +152,10 @@ def _counts(option: str, text: str | None) -> tuple[int, ...]:
 def _show(records: Sequence[Mapping[str, Any]], source: str, out: str, data: str | None) -> None:
     from rich.text import Text
 
-    from gapa_onnx.cli.render import new_table
+    from gapa_onnx.cli.layout import lines, new_table
 
     screen = console()
-    for label, text in (("source", source), ("converted", out), ("data", data or "made up")):
-        screen.print(Text.assemble((f"{label:<12}", "bold"), text), soft_wrap=True)
+    lines(("source", source), ("converted", out), ("data", data or "made up"))
     parts = list(dict.fromkeys(name for entry in records for name in entry["added"]))
     table = new_table()
     for heading in (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gapa_onnx.cli.console import console
-from gapa_onnx.cli.render import new_table
+from gapa_onnx.cli.layout import new_table
 from gapa_onnx.errors import UserError
 
 HEAD = 10  # rows in the table

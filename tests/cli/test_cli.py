@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
@@ -265,6 +266,34 @@ def test_inspect_converted(capsys, converted):
     assert code == 0
     for part in ("tanh2", "quantiles", "0.95", "logits_var", answer["provenance"]["source"]["sha256"]):
         assert part in text
+
+
+def test_the_words_of_a_table_are_explained_below_it(capsys, converted):
+    _, text, _ = call(capsys, "inspect", converted)
+    headings = re.search(r"^Site +Activation.*", text, re.M)[0].split()
+    for word in set(headings) - {"Site", "Activation"}:
+        assert re.search(rf"^  {word}  +\w", text, re.M), word
+    assert "sites: the places where uncertainty enters" in text
+    _, text, _ = call(capsys, "verify", MODEL, converted, "--data", HELDOUT, "--rows", 8)
+    assert re.search(r"^  share +the part of a site's variance", text, re.M)
+
+
+def test_sentences_go_on_below_themselves_in_a_terminal(monkeypatch):
+    from rich.console import Console
+
+    from gapa_onnx.cli import layout
+
+    screen = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
+    monkeypatch.setattr(layout, "console", lambda: screen)
+    layout.lines(
+        ("cost", "an estimate that is longer than the line"),
+        ("next", "gapa-onnx run model.gapa.onnx --data rows.npz"),
+    )
+    assert screen.file.getvalue().splitlines() == [
+        "cost        an estimate that is longer",
+        "            than the line",
+        "next        gapa-onnx run model.gapa.onnx --data rows.npz",  # to be copied
+    ]
 
 
 def test_verify_passes(capsys, converted):
