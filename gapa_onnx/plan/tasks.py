@@ -2,7 +2,7 @@
 
 An output that ends in Softmax, LogSoftmax or Sigmoid says it by itself. Without such an end its shape
 and its name are all there is; what follows from these is an assumption, and `Head.reason` says so.
-Where they do not tell, the task is NONE: a variance and no head. `spec` (`--task`) overrules all that.
+Where they do not tell, the task is NONE: a variance and no head. `spec` (the setting `task`) overrules all that.
 What is seen of an output is in `endings`.
 """
 
@@ -69,8 +69,8 @@ def find_heads(source: SourceModel, outputs: Sequence[str], spec: str = "auto") 
         heads.append(head)
     if misfits and len(misfits) == len(heads):
         raise UserError(
-            f"--task {spec.strip()} fits no output ({'; '.join(misfits)})",
-            f"give --task auto, one of {_TASK_WORDS}, or name=task for single outputs",
+            f"`task={spec.strip()!r}` fits no output ({'; '.join(misfits)})",
+            f"let `task` be auto, one of {_TASK_WORDS}, or name=task for single outputs",
         )
     return tuple(heads)
 
@@ -101,7 +101,7 @@ def _asked(spec: str, outputs: Sequence[str]) -> dict[str, Task]:
             name = rest.partition("=")[0].strip()
             near = difflib.get_close_matches(name, list(outputs), n=1, cutoff=0.5)
             raise UserError(
-                f"--task names {name!r}, which is no output with a variance",
+                f"`task` names {name!r}, which is no output with a variance",
                 (f"did you mean {near[0]!r}? " if near else "")
                 + f"the outputs with a variance are {', '.join(map(repr, outputs))}; "
                 "the form is name=task,name=task",
@@ -110,7 +110,7 @@ def _asked(spec: str, outputs: Sequence[str]) -> dict[str, Task]:
         word, _, rest = rest[len(name) :].lstrip()[1:].partition(",")
         task, rest = _task(word), rest.strip()
         if name in named:
-            raise UserError(f"--task names output {name!r} twice", "give each output one task")
+            raise UserError(f"`task` names output {name!r} twice", "give each output one task")
         named.add(name)
         if task is not None:
             asked[name] = task
@@ -129,7 +129,7 @@ def _task(word: str) -> Task | None:
 
 # ------------------------------------------------------------------------- tasks that are seen
 
-_GIVE = "give --task if you know"
+_GIVE = "give `task` if you know"
 _CLASS_WORDS = (
     "prob", "probability", "probabilities", "class", "classes", "cls", "classifier", "score", "label",
 )  # fmt: skip
@@ -234,7 +234,7 @@ def _single(out: Output) -> Head:
     if out.says("logit"):
         reason = f"no Sigmoid at the end, but {out} with 'logit' in its name: assumed to be {_yes_or_no(out)}"
         return _head(
-            out, Task.MULTILABEL, f"{reason}; --task regression if it is not", "sigmoid", out.class_axis
+            out, Task.MULTILABEL, f"{reason}; `task='regression'` if it is not", "sigmoid", out.class_axis
         )
     if out.says("prob", "probability"):
         return _none(
@@ -244,7 +244,7 @@ def _single(out: Output) -> Head:
         out,
         Task.REGRESSION,
         f"{out} that does not end in Sigmoid: assumed to be a regression; "
-        "--task multilabel if it is the logit of a yes or no",
+        "`task='multilabel'` if it is the logit of a yes or no",
     )
 
 
@@ -269,13 +269,13 @@ def _classes(out: Output, known: Mapping[str, Output]) -> Head:
         f"no Softmax at the end, but {out} {origin}: assumed to be logits of {width or 'several'} classes"
     )
     return _head(
-        out, Task.CLASSIFICATION, f"{reason}; --task regression if they are not", "softmax", out.class_axis
+        out, Task.CLASSIFICATION, f"{reason}; `task='regression'` if they are not", "softmax", out.class_axis
     )
 
 
 def _positions(out: Output) -> Head:
     axis, linear = out.class_axis, out.features is not None
-    change = "--task none if they are not"
+    change = "`task='none'` if they are not"
     if out.says("logit") or linear and not out.says(*_OTHER_WORDS):
         if axis == 2 and _is_vocabulary(out, axis):
             reason = f"no Softmax at the end, but {out}: assumed to be logits over a vocabulary; {change}"
@@ -306,7 +306,9 @@ def _map(out: Output, known: Mapping[str, Output]) -> Head:
         if width == 1
         else ("softmax", f"logits of {width or 'several'} classes")
     )
-    reason = f"no Softmax at the end, but a {out} map: assumed to be {what} per position; --task none if not"
+    reason = (
+        f"no Softmax at the end, but a {out} map: assumed to be {what} per position; `task='none'` if not"
+    )
     return _head(out, Task.SEGMENTATION, reason, link, axis)
 
 
@@ -316,12 +318,12 @@ def _map(out: Output, known: Mapping[str, Output]) -> Head:
 def _as_asked(out: Output, task: Task) -> Head:
     """The head for a task that the user gives; raises _Misfit where it cannot be."""
     if task is Task.NONE:
-        return _none(out, "as --task says")
+        return _none(out, "as `task` says")
     end = out.end
     if not out.is_float and (end is None or task is Task.REGRESSION):
         raise _Misfit("it does not hold floating-point numbers")
     if task is Task.REGRESSION:
-        return _head(out, task, "as --task says")
+        return _head(out, task, "as `task` says")
     if out.rearranged is not None:
         raise _Misfit(f"it holds probabilities whose logits are out of reach ({out.rearranged})")
     if out.rank is None:
@@ -336,12 +338,12 @@ def _as_asked(out: Output, task: Task) -> Head:
         raise _Misfit("tokens need several classes that exclude each other")
     single = out.size(axis) == 1 and task in (Task.CLASSIFICATION, Task.SEGMENTATION)
     if end is None and not single and task is not Task.MULTILABEL:
-        reason = f"as --task says; no Softmax at the end, so {out} is read as logits along axis {axis}"
+        reason = f"as `task` says; no Softmax at the end, so {out} is read as logits along axis {axis}"
         return _head(out, task, reason, "softmax", axis)
     place = "it ends in Sigmoid" if end is not None else f"no Sigmoid at the end, so {out} is read as logits"
     if task is Task.CLASSIFICATION:  # of several yes or no, or of one
         task = Task.MULTILABEL if out.rank < 4 or out.is_one_position else Task.SEGMENTATION
-    return _head(out, task, f"as --task says; {place}: {_yes_or_no(out)}", "sigmoid", axis)
+    return _head(out, task, f"as `task` says; {place}: {_yes_or_no(out)}", "sigmoid", axis)
 
 
 def _asked_with_softmax(out: Output, task: Task) -> Head:
@@ -352,4 +354,4 @@ def _asked_with_softmax(out: Output, task: Task) -> Head:
         raise _Misfit(f"it ends in {op}, but not along one axis of classes that is known")
     if task is Task.TOKENS and axis != out.rank - 1:
         raise _Misfit(f"it ends in {op} along axis {axis}, and tokens need the last one")
-    return _head(out, task, f"as --task says; ends in {op} along axis {axis}", "softmax", axis)
+    return _head(out, task, f"as `task` says; ends in {op} along axis {axis}", "softmax", axis)
