@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import subprocess
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,6 +167,40 @@ def _parameters(function) -> set[str]:
 )
 def test_spellings_become_flags(text, shown):
     assert as_flags(text) == shown
+
+
+FLAG = re.compile(r"(?<![\w(-])--[a-z]|(?<=[\s\"`])-o\b")  # not the var(--colour) of a style sheet
+
+
+def test_only_the_command_line_speaks_of_flags():
+    """Python users read the same texts. A whole command, which starts with the program's name, may have flags."""
+    library = Path(gapa_onnx.__file__).parent
+    texts = [path for path in library.rglob("*.py") if path.relative_to(library).parts[0] != "cli"]
+    assert len(texts) > 100
+    found = [
+        f"{path.relative_to(library)}:{number}: {line.strip()}"
+        for path in texts
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if FLAG.search(line) and "gapa-onnx " not in line
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_reasons_in_a_file_hold_no_flags(capsys, tmp_path):
+    """What is recorded is read from Python too; the command line shows it with flags."""
+    models = Path(__file__).resolve().parents[1] / "models"
+    arguments = [
+        "convert",
+        models / "digits_mlp.onnx",
+        "--calib",
+        models / "digits_mlp_calibration.npz",
+        "--dry-run",
+    ]
+    assert main([*map(str, arguments), "-o", str(tmp_path / "a.onnx"), "--json"]) == 0
+    reason = json.loads(capsys.readouterr().out)["heads"]["logits"]["reason"]
+    assert "`task='regression'` if they are not" in reason and not FLAG.search(reason)
+    assert main([*map(str, arguments), "-o", str(tmp_path / "a.onnx")]) == 0
+    assert "--task regression" in capsys.readouterr().out
 
 
 def test_help_needs_no_runtime():
