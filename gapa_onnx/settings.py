@@ -76,7 +76,7 @@ def count(*, default: int, least: int = 1, metavar: str = "N", help: str, group:
     """A whole number that is not below `least`."""
 
     def check(name: str, value: object) -> object:
-        return _whole(name, value, least)
+        return _whole(name, value, least, f"the default is {default}")
 
     return field(default=default, metadata=_declared(Choice(check, metavar, help, group, int)))
 
@@ -102,7 +102,7 @@ def word_or_count(word: str, *, help: str, group: str | None = None) -> str | in
             except ValueError:
                 hint = f"choose {word} or a whole number"
                 raise UserError(f"`{name}={value!r}` is not known", hint) from None
-        return _whole(name, value, 1)
+        return _whole(name, value, 1, f"the default is {word}")
 
     return field(default=word, metadata=_declared(Choice(check, f"{word}|N", help, group)))
 
@@ -139,7 +139,7 @@ def fraction(
     return field(default=default, metadata=_declared(Choice(check, metavar, help, group, float)))
 
 
-def _whole(name: str, value: object, least: int, hint: str | None = None) -> int:
+def _whole(name: str, value: object, least: int, hint: str) -> int:
     if not isinstance(value, SupportsIndex):
         raise UserError(f"`{name}` is {value!r}; it must be a whole number", hint)
     number = operator.index(value)
