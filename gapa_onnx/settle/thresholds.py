@@ -87,7 +87,7 @@ def set_threshold(
         if value is None and level is None:
             raise UserError(
                 f"the threshold of {name!r} was given as a number, so there is no quantile to take again",
-                "give --quantile too",
+                "give `quantile` too",
             )
         new = value if value is not None else threshold_at(score.quantiles, level or 0.0)
         scores[name] = replace(score, quantile=None if value is not None else level, threshold=float(new))
