@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -27,8 +27,9 @@ from gapa_onnx.errors import UserError
 PROGRAM = "gapa-onnx"
 INTERRUPTED = 130
 
-# typer has carried click inside itself since 0.26; before, it depended on it. The class is the same.
-_UsageError = typer.BadParameter.__mro__[1]
+# typer has carried click inside itself since 0.26; before, it depended on it. The class is the same, and it has
+# all that is read of it here in common with BadParameter, which is one of its kinds.
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 app = typer.Typer(
     add_completion=False,

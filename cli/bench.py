@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,7 +80,7 @@ def bench(
                         data=data,
                         rounds=rounds,
                         images=images,
-                        progress=lambda text, done, rows=rows: progress(f"{text}, batch {rows}", done),
+                        progress=_saying(progress, f"batch {rows}"),
                     )
                 )
     say_if_portable()
@@ -89,21 +89,20 @@ def bench(
             "the native library is older than this file: the portable function was measured, which is slower"
         )
     refused = [entry for entry in found if not isinstance(entry, Measurement)]
+    records = [record(entry) for entry in found]
     if as_json:
-        print_json(
-            {
-                "source": str(source),
-                "converted": str(out),
-                "data": data,
-                **machine(),
-                "measurements": [record(entry) for entry in found],
-            }
-        )
+        files = {"source": str(source), "converted": str(out), "data": data}
+        print_json({**files, **machine(), "measurements": records})
     else:
-        _show([record(entry) for entry in found], str(source), str(out), data)
+        _show(records, str(source), str(out), data)
         for entry in refused:
             note(f"batch {entry.batch}, threads {entry.threads}: {entry.reason}; {entry.hint}")
     return 1 if refused else 0
+
+
+def _saying(progress: Callable[[str, float], None], which: str) -> Callable[[str, float], None]:
+    """Progress that says which of several measurements it is about."""
+    return lambda text, done: progress(f"{text}, {which}", done)
 
 
 def record(found: Measurement | Refusal) -> dict[str, Any]:
@@ -153,11 +152,10 @@ def _counts(option: str, text: str | None) -> tuple[int, ...]:
 def _show(records: Sequence[Mapping[str, Any]], source: str, out: str, data: str | None) -> None:
     from rich.text import Text
 
-    from gapa_onnx.cli.render import new_table
+    from gapa_onnx.cli.layout import lines, new_table
 
     screen = console()
-    for label, text in (("source", source), ("converted", out), ("data", data or "made up")):
-        screen.print(Text.assemble((f"{label:<12}", "bold"), text), soft_wrap=True)
+    lines(("source", source), ("converted", out), ("data", data or "made up"))
     parts = list(dict.fromkeys(name for entry in records for name in entry["added"]))
     table = new_table()
     for heading in (

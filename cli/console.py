@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from gapa_onnx.cli.flags import as_flags
+
 PIPE_WIDTH = 200  # columns where there is no terminal to ask: lines that a program can still take apart
 
 
@@ -43,7 +45,8 @@ def warn(message: str) -> None:
 
 
 def _say(kind: str, style: str, message: str) -> None:
-    console(stderr=True).print(Text.assemble((f"{kind}: ", style), message), soft_wrap=True)
+    """A message of the library names settings; here they are flags."""
+    console(stderr=True).print(Text.assemble((f"{kind}: ", style), as_flags(message)), soft_wrap=True)
 
 
 @contextmanager

@@ -9,82 +9,41 @@ import typer
 
 from gapa_onnx.cli import options
 from gapa_onnx.cli.console import print_json, progress_bar, quiet_runtime, say_if_portable, warn
+from gapa_onnx.cli.flags import flag
 from gapa_onnx.errors import UserError
-from gapa_onnx.settings import Settings
+from gapa_onnx.settings import PAPER, Settings
 
 if TYPE_CHECKING:
     from gapa_onnx.compiler import Conversion
     from gapa_onnx.data import ImageOptions
 
-_DEFAULTS = Settings()
 _Out = Annotated[
     Path | None,
     typer.Option("-o", "--out", metavar="OUT", help="Where to write; MODEL.gapa.onnx unless given."),
 ]
 
 
+@options.settings_options()
 def convert(
     context: typer.Context,
     model: options.Model,
     calib: options.Calib,
+    *,
     out: _Out = None,
-    sites: options.Sites = _DEFAULTS.sites,
-    on_unsupported: options.OnUnsupported = _DEFAULTS.on_unsupported,
-    attention: options.Attention = _DEFAULTS.attention,
-    task: options.Task = _DEFAULTS.task,
-    ood_quantile: options.OodQuantile = _DEFAULTS.ood_quantile,
-    score: options.Score = _DEFAULTS.score,
-    bridge: options.Bridge = _DEFAULTS.bridge,
-    samples: options.Samples = _DEFAULTS.samples,
-    top_k: options.TopK = _DEFAULTS.top_k,
-    covariance: options.Covariance = _DEFAULTS.covariance,
+    settings: Settings,
     targets: options.Targets = None,
-    inducing: options.Inducing = _DEFAULTS.inducing,
-    m: options.Points = _DEFAULTS.m,
-    k: options.Neighbours = _DEFAULTS.k,
-    index: options.Index = _DEFAULTS.index,
-    points: options.PointFormat = _DEFAULTS.points,
-    solver: options.Solver = _DEFAULTS.solver,
-    length_scale: options.LengthScale = _DEFAULTS.length_scale,
-    scale: options.Scale = _DEFAULTS.scale,
-    metric: options.Metric = _DEFAULTS.metric,
-    jitter: options.Jitter = _DEFAULTS.jitter,
     budget: options.Budget = None,
     paper: options.Paper = False,
     image_mean: options.ImageMean = None,
     image_std: options.ImageStd = None,
-    seed: options.Seed = _DEFAULTS.seed,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> int:
     """Give a trained model error bars; its predictions stay the same, bit for bit."""
     from gapa_onnx import compiler
 
-    settings = Settings(
-        sites=sites,
-        inducing=inducing,
-        m=m,
-        k=k,
-        index=index,
-        points=points,
-        solver=solver,
-        length_scale=length_scale,
-        scale=scale,
-        metric=metric,
-        jitter=jitter,
-        on_unsupported=on_unsupported,
-        attention=attention,
-        task=task,
-        ood_quantile=ood_quantile,
-        score=score,
-        bridge=bridge,
-        samples=samples,
-        top_k=top_k,
-        covariance=covariance,
-        seed=seed,
-    )
     if paper:
-        _refuse_beside_paper(context, "length_scale", "scale", "metric")
+        _refuse_beside_paper(context)
     images = options.image_options(image_mean, image_std)
     out = _output(model, out)
     quiet_runtime()
@@ -106,11 +65,11 @@ def convert(
     return _show(conversion, calib, as_json)
 
 
-def _refuse_beside_paper(context: typer.Context, *names: str) -> None:
-    given = [name for name in names if context.get_parameter_source(name).name == "COMMANDLINE"]
+def _refuse_beside_paper(context: typer.Context) -> None:
+    sources = {name: context.get_parameter_source(name) for name in PAPER}
+    given = [flag(name) for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     if given:
-        option = "--" + given[0].replace("_", "-")
-        raise UserError(f"--paper sets {option} itself", f"leave out either --paper or {option}")
+        raise UserError(f"--paper sets {given[0]} itself", f"leave out either --paper or {given[0]}")
 
 
 def _output(model: Path, out: Path | None) -> Path:
@@ -163,8 +122,8 @@ def _rehearse(
 
 def _show(conversion: Conversion, calib: str, as_json: bool) -> int:
     from gapa_onnx.cli import render
-    from gapa_onnx.plan.analyse import refusal_table
     from gapa_onnx.record import require
+    from gapa_onnx.variance.propagation import refusal_table
 
     record = require(conversion.model, "the model")
     failed = [check for check in conversion.checks if not check.passed]

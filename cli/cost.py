@@ -22,6 +22,8 @@ from gapa_onnx.model.load import SourceModel
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.sites import Layout, Site
 
+Shape = Sequence[int | str | None]
+
 _DEFAULTS = Settings()
 _UNCOUNTED = {
     "Attention", "ConvInteger", "DeformConv", "Einsum", "GRU", "If", "LSTM", "Loop", "MatMulInteger",
@@ -33,7 +35,8 @@ def estimate(source: SourceModel, sites: Sequence[Site], settings: Settings = _D
     """Multiply-adds per sample of the model and of the sites, and their ratio; None where unknown."""
     model = _model(source)
     added = [_site(source, site, settings) for site in sites]
-    total = sum(added) if added and None not in added else None
+    known = [count for count in added if count is not None]
+    total = sum(known) if added and len(known) == len(added) else None
     return {
         "model": model,
         "sites": total,
@@ -76,7 +79,7 @@ def _model(source: SourceModel) -> int | None:
     return total
 
 
-def _gemm(node: gs.Node, data: list, weight: list, out: list) -> int | None:
+def _gemm(node: gs.Node, data: Shape, weight: Shape, out: Shape) -> int | None:
     return _product([*out[1:], data[0 if node.attrs.get("transA") else -1]])
 
 
@@ -88,5 +91,6 @@ _NODE: dict[str, Callable[..., int | None]] = {  # the first axis is the batch's
 }
 
 
-def _product(sizes: Sequence[int | str | None]) -> int | None:
-    return prod(sizes) if all(isinstance(size, int) for size in sizes) else None
+def _product(sizes: Shape) -> int | None:
+    known = [size for size in sizes if isinstance(size, int)]
+    return prod(known) if len(known) == len(sizes) else None

@@ -60,5 +60,4 @@ def _block(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(encoding="utf-8")
-    sys.stdout.write(help_pages())
+    sys.stdout.buffer.write(help_pages().encode())

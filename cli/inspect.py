@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from gapa_onnx.cli import options
 from gapa_onnx.cli.console import print_json
 from gapa_onnx.errors import UserError
+from gapa_onnx.settings import Settings
 
 if TYPE_CHECKING:
     from gapa_onnx.model.load import SourceModel
 
 
-def inspect(model: options.Model, sites: options.Sites = "auto", as_json: options.Json = False) -> int:
+@options.settings_options("sites")
+def inspect(model: options.Model, *, settings: Settings, as_json: options.Json = False) -> int:
     """Show a model's sites, operators and cost, or a converted file's provenance."""
     from gapa_onnx.cli import records, render
     from gapa_onnx.model.load import read_proto
@@ -30,7 +32,7 @@ def inspect(model: options.Model, sites: options.Sites = "auto", as_json: option
         }
         show = render.converted
     else:
-        answer = {"kind": "source", "file": str(model), **_source_record(model, sites)}
+        answer = {"kind": "source", "file": str(model), **_source_record(model, settings)}
         show = render.source
     if as_json:
         print_json(answer)
@@ -39,19 +41,18 @@ def inspect(model: options.Model, sites: options.Sites = "auto", as_json: option
     return 0
 
 
-def _source_record(path: Path, sites: str) -> dict[str, Any]:
+def _source_record(path: Path, settings: Settings) -> dict[str, Any]:
     from gapa_onnx.cli import cost, records
     from gapa_onnx.model.load import load
     from gapa_onnx.plan.analyse import analyse, operator_table
     from gapa_onnx.plan.placement import find_sites
-    from gapa_onnx.settings import Settings
 
     source = load(path)
     problem = None
     try:
-        plan = analyse(source, Settings(sites=sites))
+        plan = analyse(source, settings)
     except UserError as error:
-        if sites != "auto":
+        if settings.sites != "auto":
             raise
         plan, problem = None, error.message  # the operators are worth showing all the same
     try:
@@ -63,7 +64,7 @@ def _source_record(path: Path, sites: str) -> dict[str, Any]:
         "sha256": source.sha256,
         **records.ports_record(source.proto),
         "problem": problem,
-        "asked": sites,
+        "asked": settings.sites,
         **(records.plan_record(plan) if plan else {"sites": [], "heads": {}, "refused": []}),
         "candidates": [records.site_record(site, source) for site in candidates],
         "tensors": [] if candidates else _float_tensors(source),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gapa_onnx.cli.console import console
-from gapa_onnx.cli.render import new_table
+from gapa_onnx.cli.layout import new_table
 from gapa_onnx.errors import UserError
 
 HEAD = 10  # rows in the table
@@ -138,15 +138,15 @@ def _columns(
     name: str, arrays: Arrays, head: Mapping[str, Any] | None, most: int
 ) -> tuple[list[tuple[str, list[str]]], int]:
     """Labelled columns of cells for one output, and how many of its elements do not fit."""
-    roles = head["outputs"] if head else {}
+    roles, link = (head["outputs"], head["link"]) if head else ({}, None)
     values, labels = _flat(arrays[name]), _labels(name, arrays[name])
     left = max(0, len(labels) - most)
-    if "probs" in roles and arrays[name].ndim == 2 and head["link"] == "softmax" and "tokens" not in roles:
+    if "probs" in roles and arrays[name].ndim == 2 and link == "softmax" and "tokens" not in roles:
         best = arrays[name].argmax(axis=1)
         probs = np.take_along_axis(arrays[roles["probs"]], best[:, None], axis=1)[:, 0]
         columns = [(name, [f"class {i}" for i in best]), ("probability", [f"{p:.3f}" for p in probs])]
         left = 0
-    elif "probs" in roles and arrays[name].ndim == 2 and head["link"] == "sigmoid":
+    elif "probs" in roles and arrays[name].ndim == 2 and link == "sigmoid":
         probs = arrays[roles["probs"]]
         columns = [
             (f"p({label})", [f"{p:.3f}" for p in probs[:, i]]) for i, label in enumerate(labels[:most])
@@ -209,7 +209,7 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 def _write_npz(path: Path, arrays: Arrays) -> None:
     with open(path, "wb") as file:  # savez adds a suffix to a path, not to a file
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def _write_csv(path: Path, arrays: Arrays) -> None:
@@ -226,11 +226,13 @@ def _write_json(path: Path, arrays: Arrays) -> None:
     path.write_text(json.dumps({"outputs": outputs}, allow_nan=False), encoding="utf-8")
 
 
-def _json_numbers(array: np.ndarray) -> list:
+def _json_numbers(array: np.ndarray) -> Any:
     """Nested lists; NaN and infinity, which JSON does not have, become null."""
     if array.dtype.kind != "f" or np.isfinite(array).all():
         return array.tolist()
-    return np.where(np.isfinite(array), array.astype(object), None).tolist()
+    numbers = array.astype(object)
+    numbers[~np.isfinite(array)] = None
+    return numbers.tolist()
 
 
 _WRITERS: dict[str, Callable[[Path, Arrays], None]] = {

@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.text import Text
 
 from gapa_onnx.cli.console import console
-from gapa_onnx.cli.render import new_table
+from gapa_onnx.cli.flags import as_flags
+from gapa_onnx.cli.layout import lines, new_table
 from gapa_onnx.measure.evaluation.result import Evaluation
 
 _TITLES = {
@@ -48,8 +49,8 @@ _PLACES = {"segmentation": "pixels", "tokens": "tokens"}
 def evaluation(found: Evaluation) -> None:
     """Everything that was measured, in a screenful."""
     strange = f", {found.ood_rows} OOD rows" if found.ood_rows else ""
-    _line("file", f"{found.file}, output {found.output}, {found.task}")
-    _line("data", f"{found.rows} rows{strange}")
+    lines(("file", f"{found.file}, output {found.output}, {found.task}"))
+    lines(("data", f"{found.rows} rows{strange}"))
     _rows("predictions", "", found.metrics)
     sets = found.ood_sets if len(found.ood_sets) > 1 else {}
     _rows("telling the OOD set from the data" if not sets else "telling all OOD sets from the data",
@@ -59,24 +60,24 @@ def evaluation(found: Evaluation) -> None:
     _rows(_errors_title(found), "score", _errors(found))
     _shifts(found)
     console().print()
-    _line("flagged", _flagged(found))
+    lines(("flagged", _flagged(found)))
     if found.cost is not None:
-        _line("cost", f"{found.cost.ratio:.2f} times the source")
+        lines(("cost", f"{found.cost.ratio:.2f} times the source"))
     for text in found.notes:
-        _line("note", text)
+        lines(("note", as_flags(text)))
 
 
 def next_steps(found: Evaluation, data: str, labels: str, report: Path | None, figures: Path | None) -> None:
     """What was written, and what else can be asked."""
     if report is not None:
-        _line("report", str(report))
+        lines(("report", str(report)))
     if figures is not None:
-        _line("figures", str(figures))
+        lines(("figures", str(figures)))
     command = f"gapa-onnx evaluate {shlex.quote(found.file)} --data {shlex.quote(data)} --labels {shlex.quote(labels)}"
     if not found.ood_rows:
-        _line("next", f"{command} --ood PATH, with data unlike these: are they told apart?")
+        lines(("next", f"{command} --ood PATH, with data unlike these: are they told apart?"))
     if report is None:
-        _line("next", f"{command} --report report.html")
+        lines(("next", f"{command} --report report.html"))
 
 
 def _flagged(found: Evaluation) -> str:
@@ -143,7 +144,3 @@ def _number(value: float | str | None) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.4g}"
-
-
-def _line(label: str, text: str) -> None:
-    console().print(Text.assemble((f"{label:<12}", "bold"), text), soft_wrap=True)

@@ -28,7 +28,7 @@ def verify(
     """Check a converted file: outputs bit-equal, variances sound, native = portable = reference."""
     from gapa_onnx.cli import render
     from gapa_onnx.data import open_data
-    from gapa_onnx.measure.verify import Check
+    from gapa_onnx.measure.agreement import Check
     from gapa_onnx.measure.verify import verify as check_promises
     from gapa_onnx.model.load import load, read_proto
     from gapa_onnx.record import read
@@ -51,7 +51,7 @@ def verify(
             same,
             "sha256 is the same" if same else "sha256 differs: another file",
         ),
-        *check_promises(original.proto, converted, batches),
+        *check_promises(original.given, converted, batches),
     ]
     passed = all(check.passed for check in checks)
     if as_json:

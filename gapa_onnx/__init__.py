@@ -59,7 +59,7 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    """Load a name when it is first used: onnxruntime and FAISS take a second, `--help` should not."""
+    """Load a name when it is first used: onnxruntime and FAISS take a second, which help should not."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

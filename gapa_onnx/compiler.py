@@ -91,7 +91,7 @@ def convert(
 
     source = load(model)
     if out is not None and source.path is not None and out.resolve() == source.path.resolve():
-        raise UserError("the output would replace the source model", "choose another name with -o")
+        raise UserError("the output would replace the source model", "choose another name with `out`")
     plan = analyse(source, settings)
     require_convertible(plan, settings)
     data = open_data(calib, source.inputs, images)
@@ -126,10 +126,10 @@ def writable(path: Path) -> Path:
     folder = path.parent
     if not folder.is_dir():
         raise UserError(
-            f"cannot write {path}: the folder {folder} does not exist", "create it, or choose another with -o"
+            f"cannot write {path}: the folder {folder} does not exist", "create it, or choose another"
         )
     if path.is_dir():
-        raise UserError(f"cannot write {path}: it is a folder", "give a file name with -o")
+        raise UserError(f"cannot write {path}: it is a folder", "give the name of a file")
     if not os.access(folder, os.W_OK):
-        raise UserError(f"cannot write {path}: no permission in {folder}", "choose another place with -o")
+        raise UserError(f"cannot write {path}: no permission in {folder}", "choose another place")
     return path

@@ -1,102 +1,315 @@
-"""What can be chosen about a conversion, with its defaults, checked once."""
+"""What can be chosen about a conversion: each setting is declared once, with its default, check and help.
+
+`Settings` checks values by these declarations, and the command line makes its options and their help of them
+(`cli/options.py`), so that a new setting is one field here. Messages name a setting in backticks as Python
+spells it, `k` or `k=20`; the command line turns that into a flag.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import SupportsIndex
 
 from gapa_onnx.errors import UserError
 
-INDUCING = ("kmeans", "fps", "random", "all")
-INDEXES = ("auto", "flat", "ivf", "hnsw", "ivfpq")
-SOLVERS = ("auto", "exact", "cached")
-CACHED_INDEXES = ("auto", "flat", "ivf")  # that find one nearest point
-POINT_FORMATS = ("float32", "float16", "int8")
-METRICS = ("euclidean", "whitened")
-ON_UNSUPPORTED = ("error", "cut")
-ATTENTION = ("values", "full")
-COVARIANCES = ("diag", "full")
-BRIDGES = ("shared", "per-class")
-SCORES = ("variance", "epistemic")
-
-LEAST_POINTS = 20  # for each neighbour, of --m auto
+LEAST_POINTS = 20  # for each neighbour, where `m` is auto
 MOST_POINTS = {"one": 50, "many": 40}  # for each neighbour, where a row of the data asks one query or many
 POINT_NUMBERS = {"one": 500_000, "many": 350_000}  # that they are together, between these
 MOST_KEPT = 48 << 20  # bytes of prepared neighbourhoods, of which the native library keeps no more
+CACHED_INDEXES = ("auto", "flat", "ivf")  # that find one nearest point
+
+HEADS = "What the outputs mean"  # groups of settings, as help shows them
+GAUSSIAN_PROCESS = "Gaussian process"
+
+# --------------------------------------------------------------------- how a setting is declared
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What one setting takes and means; its name, type and default are the field's."""
+
+    check: Callable[[str, object], object]  #: of a name and a value: the value as it is kept, or a UserError
+    metavar: str  #: what help shows in place of a value
+    help: str
+    group: str | None
+    text: type = str  #: what text is read as before it is checked: str, int or float
+
+
+_CHOICE = "choice"
+
+
+def choices() -> Mapping[str, Choice]:
+    """The declaration of every setting by name, in the order of the fields."""
+    return _CHOICES
+
+
+def _declared(choice: Choice) -> Mapping[str, Choice]:
+    return MappingProxyType({_CHOICE: choice})
+
+
+def one_of(*words: str, help: str, group: str | None = None) -> str:
+    """One of these words; the first is the default."""
+
+    def check(name: str, value: object) -> object:
+        if value not in words:
+            raise UserError(f"`{name}={value!r}` is not known", f"choose one of {', '.join(words)}")
+        return value
+
+    return field(default=words[0], metadata=_declared(Choice(check, "|".join(words), help, group)))
+
+
+def words(*, default: str, metavar: str, help: str, group: str | None = None) -> str:
+    """Words that only the model gives a meaning, such as names of its tensors."""
+
+    def check(name: str, value: object) -> object:
+        if not isinstance(value, str) or not value.strip():
+            raise UserError(f"`{name}={value!r}` says nothing", f"the default is {default}")
+        return value
+
+    return field(default=default, metadata=_declared(Choice(check, metavar, help, group)))
+
+
+def count(*, default: int, least: int = 1, metavar: str = "N", help: str, group: str | None = None) -> int:
+    """A whole number that is not below `least`."""
+
+    def check(name: str, value: object) -> object:
+        return _whole(name, value, least, f"the default is {default}")
+
+    return field(default=default, metadata=_declared(Choice(check, metavar, help, group, int)))
+
+
+def count_or_none(*, least: int, metavar: str, help: str, group: str | None = None) -> int | None:
+    """A whole number that is not below `least`, or None, which is the default."""
+
+    def check(name: str, value: object) -> object:
+        return None if value is None else _whole(name, value, least, f"or leave `{name}` out")
+
+    return field(default=None, metadata=_declared(Choice(check, metavar, help, group, int)))
+
+
+def word_or_count(word: str, *, help: str, group: str | None = None) -> str | int:
+    """A word, which is the default, or a whole number from 1."""
+
+    def check(name: str, value: object) -> object:
+        if value == word:
+            return value
+        if isinstance(value, str):
+            try:
+                value = int(value)
+            except ValueError:
+                hint = f"choose {word} or a whole number"
+                raise UserError(f"`{name}={value!r}` is not known", hint) from None
+        return _whole(name, value, 1, f"the default is {word}")
+
+    return field(default=word, metadata=_declared(Choice(check, f"{word}|N", help, group)))
+
+
+def word_or_number(*words: str, help: str, group: str | None = None) -> str | float:
+    """One of these words, of which the first is the default, or a positive number."""
+
+    def check(name: str, value: object) -> object:
+        if value in words:
+            return value
+        number = _number(value)
+        if not 0 < number < float("inf"):
+            hint = f"choose {', '.join(words)} or a positive number"
+            raise UserError(f"`{name}={value!r}` is not known", hint)
+        return number
+
+    metavar = "|".join((*words, "NUMBER"))
+    return field(default=words[0], metadata=_declared(Choice(check, metavar, help, group)))
+
+
+def fraction(
+    *, default: float, metavar: str, help: str, hint: str | None = None, group: str | None = None
+) -> float:
+    """A number between 0 and 1, and neither of them."""
+
+    def check(name: str, value: object) -> object:
+        number = _number(value)
+        if not 0 < number < 1:
+            raise UserError(
+                f"`{name}` is {value}; it must be between 0 and 1", hint or f"the default is {default:g}"
+            )
+        return number
+
+    return field(default=default, metadata=_declared(Choice(check, metavar, help, group, float)))
+
+
+def _whole(name: str, value: object, least: int, hint: str) -> int:
+    if not isinstance(value, SupportsIndex):
+        raise UserError(f"`{name}` is {value!r}; it must be a whole number", hint)
+    number = operator.index(value)
+    if number < least:
+        raise UserError(f"`{name}` is {number}; it must be at least {least}", hint)
+    return number
+
+
+def _number(value: object) -> float:
+    """NaN for what is no number, which every comparison then refuses."""
+    try:
+        return float(value)  # type: ignore[arg-type]  # whatever it is, float tells
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+# ------------------------------------------------------------------------------- the settings
+
+#: What `paper` decides, beside the solver; who asks for it cannot choose these.
+PAPER = MappingProxyType({"length_scale": "input", "scale": "none", "metric": "euclidean"})
+
+_QUANTILE_HINT = "0.95 flags about one in twenty inputs like the calibration data"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Choices of a conversion. The formulas that they enter are in ARCHITECTURE.md."""
 
-    sites: str = "auto"
-    inducing: str = "kmeans"
-    m: str | int = "auto"  #: inducing points per site
-    k: int = 50  #: neighbours per query
-    index: str = "auto"
-    points: str = "float32"  #: how inducing points are stored, see `op.storage`
-    solver: str = "auto"  #: with the query's own neighbours, or with those of its nearest inducing point
-    length_scale: str | float = "site"  #: median distance at the site, of the inputs, or a number
-    scale: str | float = "loo"  #: τ from leave-one-out shares, "none" for τ = 1, or a number
-    metric: str = "euclidean"
-    jitter: float = 1e-6  #: relative to the prior variance
-    on_unsupported: str = "error"
-    attention: str = "values"  #: what is uncertain in attention: the values, or its weights too
-    task: str = "auto"  #: what each output means: a word of `tasks.Task`, or output=word,…
-    covariance: str = "diag"  #: of the classes or targets of a sample: variances only, or all of it
-    bridge: str = "shared"  #: one factor for all logits, which keeps every argmax, or one for each
-    samples: int | None = None  #: draws for the split of uncertainty; None for fixed points
-    top_k: int = 512  #: logits that count where tokens are predicted
-    score: str = "variance"  #: what the threshold is for
-    ood_quantile: float = 0.95  #: of the scores of calibration rows, each left out
-    seed: int = 0
+    sites: str = words(
+        default="auto",
+        metavar="S",
+        help="Where uncertainty enters: auto (the input of the last layer; the first hidden vector too, where "
+        "layers are fully connected), last, all, or names of nodes or tensors, separated by commas, each with an "
+        "optional :rows, :positions, :pooled or :flat.",
+    )
+    on_unsupported: str = one_of(
+        "error",
+        "cut",
+        help="At an operator without a variance rule: stop, or count what leaves it as certain.",
+    )
+    attention: str = one_of(
+        "values",
+        "full",
+        help="What is uncertain where a model attends: the values, or the attention weights too.",
+    )
+    seed: int = count(default=0, least=0, help="The same seed gives the same bytes.")
+
+    task: str = words(
+        default="auto",
+        metavar="T",
+        help="What outputs mean: auto, classification, multilabel, regression, segmentation, tokens, none, "
+        "or OUTPUT=T,… for each.",
+        group=HEADS,
+    )
+    ood_quantile: float = fraction(
+        default=0.95,
+        metavar="Q",
+        help="Share of inputs like the calibration data that stay unflagged; `gapa-onnx threshold` changes it.",
+        hint=_QUANTILE_HINT,
+        group=HEADS,
+    )
+    score: str = one_of(
+        "variance",
+        "epistemic",
+        help="What the threshold is for: the mean variance, or the epistemic part of the entropy.",
+        group=HEADS,
+    )
+    bridge: str = one_of(
+        "shared",
+        "per-class",
+        help="From logits to probabilities: one factor for all classes, which never changes the most probable "
+        "one, or one for each as in the paper.",
+        group=HEADS,
+    )
+    samples: int | None = count_or_none(
+        least=2,  # one draw has no spread to split
+        metavar="S",
+        help="Split uncertainty by S fixed random draws, as in the paper, in place of well-spread points; at least 2.",
+        group=HEADS,
+    )
+    top_k: int = count(default=512, help="Logits that count where tokens are predicted.", group=HEADS)
+    covariance: str = one_of(
+        "diag",
+        "full",
+        help="Of the elements of an output: variances only, or all of it as OUTPUT_cov.",
+        group=HEADS,
+    )
+
+    inducing: str = one_of(
+        "kmeans",
+        "fps",
+        "random",
+        "all",
+        help="How inducing points, the remembered activations, are chosen from the calibration rows.",
+        group=GAUSSIAN_PROCESS,
+    )
+    m: str | int = word_or_count(
+        "auto",
+        help="Inducing points per site; auto takes 50 for each neighbour, so 2500; 40 where each token or pixel "
+        "is a query; down to 20 where activations are wide.",
+        group=GAUSSIAN_PROCESS,
+    )
+    k: int = count(
+        default=50,
+        help="Neighbours per query: the inducing points it is compared with.",
+        group=GAUSSIAN_PROCESS,
+    )
+    index: str = one_of(
+        "auto",
+        "flat",
+        "ivf",
+        "hnsw",
+        "ivfpq",
+        help="How neighbours are searched; auto is exact while that is cheap.",
+        group=GAUSSIAN_PROCESS,
+    )
+    points: str = one_of(
+        "float32",
+        "float16",
+        "int8",
+        help="How inducing points are stored: half precision or 8 bits make the file smaller; by how much that "
+        "moves the variance is measured and told.",
+        group=GAUSSIAN_PROCESS,
+    )
+    solver: str = one_of(
+        "auto",
+        "exact",
+        "cached",
+        help="Neighbours of the query itself, or those of its nearest inducing point, which are prepared "
+        "beforehand: faster, and never less uncertain than with all inducing points. auto prepares them if they take "
+        "less than 48 MB.",
+        group=GAUSSIAN_PROCESS,
+    )
+    length_scale: str | float = word_or_number(
+        "site",
+        "input",
+        help="Of the kernel: the median distance at the site, that of the inputs, or a number.",
+        group=GAUSSIAN_PROCESS,
+    )
+    scale: str | float = word_or_number(
+        "loo",
+        "none",
+        help="Of the variance: from leave-one-out on the calibration rows, and `targets` where given; 1, or a number.",
+        group=GAUSSIAN_PROCESS,
+    )
+    metric: str = one_of(
+        "euclidean", "whitened", help="Of distances between activations.", group=GAUSSIAN_PROCESS
+    )
+    jitter: float = fraction(
+        default=1e-6,
+        metavar="NUMBER",
+        help="Added to the kernel's diagonal, relative to the prior variance.",
+        group=GAUSSIAN_PROCESS,
+    )
 
     def __post_init__(self) -> None:
-        _one_of("--inducing", self.inducing, INDUCING)
-        _one_of("--index", self.index, INDEXES)
-        _one_of("--solver", self.solver, SOLVERS)
-        _one_of("--points", self.points, POINT_FORMATS)
-        if self.points != "float32" and self.index == "ivfpq":
-            raise UserError(
-                f"--index ivfpq stores points as codes of its own, --points {self.points} has nothing to do",
-                "leave out either of them",
-            )
-        if self.solver == "cached" and self.index not in CACHED_INDEXES:
-            raise UserError(
-                f"--solver cached looks for one point only, which --index {self.index} is not for",
-                "use --index auto, flat or ivf, or --solver exact",
-            )
-        _one_of("--metric", self.metric, METRICS)
-        _one_of("--on-unsupported", self.on_unsupported, ON_UNSUPPORTED)
-        _one_of("--attention", self.attention, ATTENTION)
-        _one_of("--covariance", self.covariance, COVARIANCES)
-        _one_of("--bridge", self.bridge, BRIDGES)
-        _one_of("--score", self.score, SCORES)
-        object.__setattr__(self, "m", _word_or_count("--m", self.m, ("auto",)))
-        counts = {"--k": self.k, "--samples": self.samples, "--top-k": self.top_k}
-        for option, number in counts.items():
-            if number is not None and number < 1:
-                raise UserError(f"{option} is {number}; it must be at least 1")
-        if self.inducing != "all" and self.k > self.most_points:
-            raise UserError(
-                f"--k {self.k} is more than --m {self.m}", "use fewer neighbours than inducing points"
-            )
-        if not 0 < self.jitter < 1:
-            raise UserError(f"--jitter is {self.jitter}; it must be between 0 and 1", "the default is 1e-6")
-        require_quantile("--ood-quantile", self.ood_quantile)
-        object.__setattr__(
-            self, "length_scale", _word_or_number("--length-scale", self.length_scale, ("site", "input"))
-        )
-        object.__setattr__(self, "scale", _word_or_number("--scale", self.scale, ("loo", "none")))
+        for name, choice in choices().items():
+            object.__setattr__(self, name, choice.check(name, getattr(self, name)))
+        _require_consistent(self)
 
     def as_in_paper(self) -> Settings:
         """The paper's reading: length scale of the inputs, no τ, Euclidean distances, the query's own neighbours."""
         solver = "exact" if self.solver == "auto" else self.solver
-        return replace(self, length_scale="input", scale="none", metric="euclidean", solver=solver)
+        length_scale, scale, metric = (PAPER[name] for name in ("length_scale", "scale", "metric"))
+        return replace(self, length_scale=length_scale, scale=scale, metric=metric, solver=solver)
 
     @property
     def most_points(self) -> int:
         """M at most, where not all rows are taken."""
-        return MOST_POINTS["one"] * self.k if self.m == "auto" else self.m
+        return MOST_POINTS["one"] * self.k if isinstance(self.m, str) else self.m
 
     def points_for(self, width: int, many: bool = False) -> int:
         """M where activations have this width, and a row of the data asks one query or many.
@@ -104,7 +317,7 @@ class Settings:
         Detection gains with every doubling of M (docs/defaults.md), so that cost decides. Where every token or
         pixel is a query, it is paid so many times; a query for the whole row may cost more.
         """
-        if self.m != "auto":
+        if not isinstance(self.m, str):
             return self.m
         queries = "many" if many else "one"
         return min(max(POINT_NUMBERS[queries] // width, LEAST_POINTS * self.k), MOST_POINTS[queries] * self.k)
@@ -122,40 +335,28 @@ class Settings:
         return self.on_unsupported == "cut"
 
 
-def require_quantile(option: str, quantile: float) -> None:
-    if not 0 < quantile < 1:
+_CHOICES: Mapping[str, Choice] = MappingProxyType({f.name: f.metadata[_CHOICE] for f in fields(Settings)})
+
+
+def _require_consistent(settings: Settings) -> None:
+    """The rules between several settings, once each is sound by itself."""
+    if settings.points != "float32" and settings.index == "ivfpq":
         raise UserError(
-            f"{option} is {quantile}; it must be between 0 and 1",
-            "0.95 flags about one in twenty inputs like the calibration data",
+            f"`index='ivfpq'` stores points as codes of its own, `points={settings.points!r}` has nothing to do",
+            "leave out either of them",
+        )
+    if settings.solver == "cached" and settings.index not in CACHED_INDEXES:
+        raise UserError(
+            f"`solver='cached'` looks for one point only, which `index={settings.index!r}` is not for",
+            "set `index` to auto, flat or ivf, or use `solver='exact'`",
+        )
+    if settings.inducing != "all" and settings.k > settings.most_points:
+        raise UserError(
+            f"`k={settings.k}` is more than `m={settings.m}`", "use fewer neighbours than inducing points"
         )
 
 
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UserError(f"{option} {value!r} is not known", f"choose one of {', '.join(allowed)}")
-
-
-def _word_or_count(option: str, value: str | int, words: tuple[str, ...]) -> str | int:
-    if value in words:
-        return value
-    try:
-        number = int(value)
-    except ValueError:
-        raise UserError(
-            f"{option} {value!r} is not known", f"choose {', '.join(words)} or a whole number"
-        ) from None
-    if number < 1:
-        raise UserError(f"{option} is {number}; it must be at least 1")
-    return number
-
-
-def _word_or_number(option: str, value: str | float, words: tuple[str, ...]) -> str | float:
-    if value in words:
-        return value
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise UserError(f"{option} {value!r} is not known", f"choose {', '.join(words)} or a positive number")
-    return number
+def require_quantile(name: str, quantile: float) -> None:
+    """Refuse what is no quantile; `name` is the argument that it was given as."""
+    if not 0 < quantile < 1:
+        raise UserError(f"`{name}` is {quantile}; it must be between 0 and 1", _QUANTILE_HINT)

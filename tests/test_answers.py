@@ -201,4 +201,4 @@ def test_full_covariance_of_a_map_is_refused_before_any_work():
     model, x, _ = build("segmentation")
     with pytest.raises(UserError) as caught:
         convert(model, {"x": x}, covariance="full")
-    assert "--covariance diag" in caught.value.hint
+    assert "`covariance='diag'`" in caught.value.hint

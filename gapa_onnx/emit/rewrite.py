@@ -138,7 +138,7 @@ def _functions(
         if any(other != bodies[0] for other in bodies[1:]):
             raise UserError(
                 f"sites with an index of kind {kind!r} differ in size, which opset {opset} cannot express in one function",
-                "use --index flat, one site, or raise the model's opset to 10 or newer",
+                "use `index='flat'`, one site, or raise the model's opset to 10 or newer",
             )
         yield bodies[0]
     if any(node.domain == DOMAIN and node.op_type == CLASSES.name for node in additions.node):

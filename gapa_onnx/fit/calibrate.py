@@ -155,7 +155,7 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
     if len(points) < settings.k:
         raise UserError(
             f"site {site.name!r} has only {len(points)} distinct calibration rows, fewer than K = {settings.k}",
-            f"give more varied data, or --k {len(points)}",
+            f"give more varied data, or choose `k={len(points)}`",
         )
     held_out = _held_out(rows, settings.seed)
     index = _build_index(points, rows, held_out, length_scale, settings)
@@ -233,7 +233,7 @@ def _require_rows(collector: Collector, settings: Settings) -> None:
     if seen < settings.k:
         raise UserError(
             f"the calibration data give {seen} rows at site {site.name!r}, fewer than K = {settings.k}",
-            f"give more data, or --k {max(1, seen // 2)}",
+            f"give more data, or choose `k={max(1, seen // 2)}`",
         )
 
 
@@ -246,7 +246,7 @@ def _length_scale(site: Site, rows: Array, settings: Settings, inputs: InputSamp
         what = "the inputs are" if inputs is not None else f"site {site.name!r} is"
         raise UserError(
             f"{what} constant over the calibration data, so distances mean nothing there",
-            "choose another site with --sites, give more varied data, or a number for --length-scale",
+            "choose another site with `sites`, give more varied data, or a number for `length_scale`",
         )
     return length_scale
 

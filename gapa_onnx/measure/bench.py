@@ -112,7 +112,7 @@ class Refusal:
     batch: int
     threads: int
     comparison: Comparison  #: of the last attempt; its ratio is not to be trusted
-    hint: str = "end what else runs on this machine, or take larger batches or --threads 1, and try again"
+    hint: str = "end what else runs on this machine, or take larger batches or `threads=1`, and try again"
 
     @property
     def reason(self) -> str:
@@ -152,9 +152,9 @@ def measure(
     -------
     >>> gapa_onnx.measure.bench.measure("model.onnx", "model.gapa.onnx", batch=32).ratio
     """
-    for option, number in {"--batch": batch, "--threads": threads, "the number of rounds": rounds}.items():
+    for option, number in {"batch": batch, "threads": threads, "rounds": rounds}.items():
         if number is not None and number < 1:
-            raise UserError(f"{option} is {number}; it must be at least 1")
+            raise UserError(f"`{option}` is {number}; it must be at least 1")
     original = source if isinstance(source, SourceModel) else load(source)
     emitted = require_pair(original, converted)
     feeds = made_up(original.inputs, batch) if data is None else first_rows(data, original, batch, images)
@@ -215,7 +215,7 @@ def fixed_batch(inputs: Sequence[InputSpec]) -> int | None:
 def _require_batch(inputs: Sequence[InputSpec], rows: int) -> None:
     fixed = fixed_batch(inputs)
     if fixed not in (None, rows):
-        raise UserError(f"the model takes {fixed} row(s) at a time, not {rows}", f"use --batch {fixed}")
+        raise UserError(f"the model takes {fixed} row(s) at a time, not {rows}", f"use `batch={fixed}`")
 
 
 def require_pair(source: SourceModel, converted: str | os.PathLike | onnx.ModelProto) -> onnx.ModelProto:
@@ -242,7 +242,7 @@ def made_up(inputs: Sequence[InputSpec], rows: int) -> dict[str, Array]:
     feeds = {}
     for spec in inputs:
         if spec.shape is None:
-            raise UserError(f"input {spec.name!r} has no declared shape", "give inputs with --data")
+            raise UserError(f"input {spec.name!r} has no declared shape", "give inputs with `data`")
         shape = list(spec.shape)
         for axis, size in enumerate(shape):
             if not isinstance(size, int):
@@ -267,7 +267,7 @@ def first_rows(data: Any, source: SourceModel, rows: int, images: ImageOptions) 
     _require_batch(source.inputs, rows)
     found = next(iter(open_data(data, source.inputs, images).batches(rows)), None)
     if found is None:
-        raise UserError("the data hold no rows", "check what --data points to")
+        raise UserError("the data hold no rows", "check what `data` points to")
     given = row_count(found)
     batched = {
         spec.name for spec in source.inputs if spec.shape is None or not isinstance((*spec.shape, 0)[0], int)
@@ -287,7 +287,7 @@ def _try(source: onnx.ModelProto, feeds: Batch, *, made: bool) -> None:
     except UserError as error:
         if made and "failed on the data" in error.message:
             raise UserError(
-                error.message.replace("the data", "inputs that were made up"), "give real ones with --data"
+                error.message.replace("the data", "inputs that were made up"), "give real ones with `data`"
             ) from error
         raise
 

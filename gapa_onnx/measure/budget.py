@@ -1,7 +1,7 @@
-"""`--budget`: the most exact settings whose measured cost stays within what is allowed.
+"""`budget`: the most exact settings whose measured cost stays within what is allowed.
 
 Settings are tried from the most exact to the cheapest: first as they were given, where what was left open
-(`auto`) takes the best, then with neighbourhoods that are prepared (`--solver cached`), then with fewer
+(`auto`) takes the best, then with neighbourhoods that are prepared (`solver="cached"`), then with fewer
 inducing points, then with fewer neighbours. Where there are several sites, one with many points comes before
 several with few, if there is one output. The data are read once for each choice of sites; each candidate is
 fitted and emitted, and timed beside the source model with a control (`bench`). The
@@ -47,7 +47,7 @@ def within_budget(
     """The first settings that keep the budget."""
     if not 1 < budget < float("inf"):
         raise UserError(
-            f"--budget is {budget:g}; a converted model does all that its source does and more",
+            f"`budget` is {budget:g}; a converted model does all that its source does and more",
             "give a number above 1, such as 1.5",
         )
     trials: list[TrialRecord] = []
@@ -74,9 +74,9 @@ def within_budget(
             return Choice(candidate, tried, calibration, BudgetRecord(budget, tuple(trials)))
     cheapest = min(trials, key=lambda trial: trial.ratio)
     raise UserError(
-        f"no settings stay within a budget of {budget:g}: the cheapest, --m {cheapest.m} --k {cheapest.k}, cost "
+        f"no settings stay within a budget of {budget:g}: the cheapest, `m={cheapest.m}` and `k={cheapest.k}`, cost "
         f"{cheapest.ratio:.2f} times the source",
-        f"allow --budget {cheapest.ratio * 1.05:.2f}, or leave it out",
+        f"allow `budget={cheapest.ratio * 1.05:.2f}`, or leave it out",
     )
 
 

@@ -33,7 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", "choose another place with -o") from error
+        raise UserError(f"cannot write {path}: {error.strerror}", "choose another place") from error
     os.close(handle)
     temporary = Path(name)
     try:
@@ -41,7 +41,7 @@ def replacing(path: Path) -> Iterator[Path]:
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
         os.replace(temporary, path)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", "choose another place with -o") from error
+        raise UserError(f"cannot write {path}: {error.strerror}", "choose another place") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -127,13 +127,13 @@ def _check(kind: str, points: Array, k: int, held_out: Array, search: str) -> No
     if kind == "ivfpq" and len(points) < _CODES:
         raise UserError(
             f"An ivfpq index needs at least {_CODES} inducing points, there are {len(points)}.",
-            "use --index flat or --index ivf, or more inducing points",
+            "use `index='flat'` or `index='ivf'`, or more inducing points",
         )
     exact = kind == "flat" or (kind == "local" and _is_one_list(len(points), search))
     if not exact and not len(held_out):
         raise UserError(
             f"There are no held-out rows to choose the search effort of an {kind} index on.",
-            "give more calibration rows, or use --index flat",
+            "give more calibration rows, or use `index='flat'`",
         )
 
 

@@ -67,7 +67,7 @@ def fit_storage(format: str, points: Array) -> Storage:
     if format == "float16" and np.abs(points).max() > _LARGEST_HALF:
         raise UserError(
             f"an activation reaches {np.abs(points).max():.3g}, and half precision ends at {_LARGEST_HALF:.0f}",
-            "use --points int8 or --points float32",
+            "use `points='int8'` or `points='float32'`",
         )
     if format != "int8":
         return Storage(format)

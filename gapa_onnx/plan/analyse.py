@@ -102,13 +102,13 @@ def require_convertible(plan: Plan, settings: Settings) -> None:
     if plan.refused and not settings.cut:
         raise UserError(
             f"{len(plan.refused)} node(s) behind the sites have no variance rule:\n{refusal_table(plan.refused)}",
-            "choose later sites with --sites, or pass --on-unsupported cut to treat their outputs as certain",
+            "choose later sites with `sites`, or pass `on_unsupported='cut'` to treat their outputs as certain",
         )
     if not plan.outputs:
         sites = ", ".join(site.name for site in plan.sites)
         raise UserError(
             f"no floating-point output depends on the site(s) {sites} by a path that carries variance",
-            "choose other sites with --sites; `gapa-onnx inspect MODEL` lists them",
+            "choose other sites with `sites`; `gapa-onnx inspect MODEL` lists them",
         )
     if settings.covariance == "full":
         for tensor in dict.fromkeys(name for head in plan.heads for name in (head.output, head.logits)):

@@ -2,7 +2,7 @@
 
 role                              output        for
 var                               y_var         every output that a site reaches
-cov                               y_cov         --covariance full
+cov                               y_cov         covariance="full"
 probs, tokens                     y_probs …     classes
 entropy, aleatoric, epistemic     y_entropy …   classes; the first is the sum of the others
 score, ood                        y_score …     how strange an input is, and whether beyond the threshold

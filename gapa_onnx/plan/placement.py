@@ -1,4 +1,4 @@
-"""Where Gaussian-process activations go: `--sites auto`, `last`, `all`, or names.
+"""Where Gaussian-process activations go: `sites` is auto, last, all, or names.
 
 `auto` is the penultimate representation: what goes into the last linear layer of each output, at its
 activation if only reshaping lies between; and where fully connected layers lead there, also the first of their
@@ -39,12 +39,12 @@ def find_sites(source: SourceModel, spec: str) -> tuple[Site, ...]:
     else:
         sites = [named_site(network, name.strip()) for name in spec.split(",") if name.strip()]
         if not sites:
-            raise UserError("no site is named", "give --sites auto, last, all or names separated by commas")
+            raise UserError("no site is named", "let `sites` be auto, last, all or names separated by commas")
     if not sites:
         raise UserError(
             f"no floating-point output of {source.label} comes from a linear layer with constant weights, "
             f"so no place for a site is obvious{_trees(source)}",
-            "name one with --sites; `gapa-onnx inspect MODEL` lists the tensors",
+            "name one with `sites`; `gapa-onnx inspect MODEL` lists the tensors",
         )
     return tuple({site.output: site for site in sites}.values())
 

@@ -29,7 +29,7 @@ def read_targets(given: Any, heads: Sequence[Head], data: DataSource) -> dict[st
         tasks = ", ".join(f"{head.output}: {head.task.value}" for head in heads)
         raise UserError(
             f"targets are for regression, and no output is taken for one ({tasks})",
-            "leave --targets out, or say --task regression",
+            "leave `targets` out, or say `task='regression'`",
         )
     arrays = _arrays(given)
     if not isinstance(arrays, Mapping):
@@ -81,7 +81,7 @@ def _arrays(given: Any) -> np.ndarray | dict[str, np.ndarray]:
         return np.asarray(given)
     path = Path(given)
     if not path.is_file():
-        raise UserError(f"there is no file {path}", "check the path given to --targets")
+        raise UserError(f"there is no file {path}", "check the path given to `targets`")
     try:
         if path.suffix == ".csv":
             return np.genfromtxt(path, delimiter=",", names=None, skip_header=_header_lines(path))

@@ -2,7 +2,7 @@
 
 An output that ends in Softmax, LogSoftmax or Sigmoid says it by itself. Without such an end its shape
 and its name are all there is; what follows from these is an assumption, and `Head.reason` says so.
-Where they do not tell, the task is NONE: a variance and no head. `spec` (`--task`) overrules all that.
+Where they do not tell, the task is NONE: a variance and no head. `spec` (the setting `task`) overrules all that.
 What is seen of an output is in `evidence`.
 """
 
@@ -69,8 +69,8 @@ def find_heads(source: SourceModel, outputs: Sequence[str], spec: str = "auto") 
         heads.append(head)
     if misfits and len(misfits) == len(heads):
         raise UserError(
-            f"--task {spec.strip()} fits no output ({'; '.join(misfits)})",
-            f"give --task auto, one of {_TASK_WORDS}, or name=task for single outputs",
+            f"`task={spec.strip()!r}` fits no output ({'; '.join(misfits)})",
+            f"let `task` be auto, one of {_TASK_WORDS}, or name=task for single outputs",
         )
     return tuple(heads)
 
@@ -101,7 +101,7 @@ def _asked(spec: str, outputs: Sequence[str]) -> dict[str, Task]:
             name = rest.partition("=")[0].strip()
             near = difflib.get_close_matches(name, list(outputs), n=1, cutoff=0.5)
             raise UserError(
-                f"--task names {name!r}, which is no output with a variance",
+                f"`task` names {name!r}, which is no output with a variance",
                 (f"did you mean {near[0]!r}? " if near else "")
                 + f"the outputs with a variance are {', '.join(map(repr, outputs))}; "
                 "the form is name=task,name=task",
@@ -110,7 +110,7 @@ def _asked(spec: str, outputs: Sequence[str]) -> dict[str, Task]:
         word, _, rest = rest[len(name) :].lstrip()[1:].partition(",")
         task, rest = _task(word), rest.strip()
         if name in named:
-            raise UserError(f"--task names output {name!r} twice", "give each output one task")
+            raise UserError(f"`task` names output {name!r} twice", "give each output one task")
         named.add(name)
         if task is not None:
             asked[name] = task
@@ -129,7 +129,7 @@ def _task(word: str) -> Task | None:
 
 # ------------------------------------------------------------------------- tasks that are seen
 
-_GIVE = "give --task if you know"
+_GIVE = "give `task` if you know"
 _CLASS_WORDS = (
     "prob", "probability", "probabilities", "class", "classes", "cls", "classifier", "score", "label",
 )  # fmt: skip
@@ -235,7 +235,7 @@ def _single(out: Evidence) -> Head:
     if out.says("logit"):
         reason = f"no Sigmoid at the end, but {out} with 'logit' in its name: assumed to be {_yes_or_no(out)}"
         return _head(
-            out, Task.MULTILABEL, f"{reason}; --task regression if it is not", "sigmoid", out.class_axis
+            out, Task.MULTILABEL, f"{reason}; `task='regression'` if it is not", "sigmoid", out.class_axis
         )
     if out.says("prob", "probability"):
         return _none(
@@ -245,7 +245,7 @@ def _single(out: Evidence) -> Head:
         out,
         Task.REGRESSION,
         f"{out} that does not end in Sigmoid: assumed to be a regression; "
-        "--task multilabel if it is the logit of a yes or no",
+        "`task='multilabel'` if it is the logit of a yes or no",
     )
 
 
@@ -271,13 +271,13 @@ def _classes(out: Evidence, known: Mapping[str, Evidence]) -> Head:
         f"no Softmax at the end, but {out} {origin}: assumed to be logits of {width or 'several'} classes"
     )
     return _head(
-        out, Task.CLASSIFICATION, f"{reason}; --task regression if they are not", "softmax", out.class_axis
+        out, Task.CLASSIFICATION, f"{reason}; `task='regression'` if they are not", "softmax", out.class_axis
     )
 
 
 def _positions(out: Evidence) -> Head:
     axis, linear = out.class_axis, out.features is not None
-    change = "--task none if they are not"
+    change = "`task='none'` if they are not"
     if out.says("logit") or linear and not out.says(*_OTHER_WORDS):
         if axis == 2 and _is_vocabulary(out, axis):
             reason = f"no Softmax at the end, but {out}: assumed to be logits over a vocabulary; {change}"
@@ -302,7 +302,9 @@ def _map(out: Evidence, known: Mapping[str, Evidence]) -> Head:
         if width == 1
         else ("softmax", f"logits of {width or 'several'} classes")
     )
-    reason = f"no Softmax at the end, but a {out} map: assumed to be {what} per position; --task none if not"
+    reason = (
+        f"no Softmax at the end, but a {out} map: assumed to be {what} per position; `task='none'` if not"
+    )
     return _head(out, Task.SEGMENTATION, reason, link, axis)
 
 
@@ -326,11 +328,11 @@ def _doubt_about_map(out: Evidence, known: Mapping[str, Evidence]) -> str | None
 def _as_asked(out: Evidence, task: Task) -> Head:
     """The head for a task that the user gives; raises _Misfit where it cannot be."""
     if task is Task.NONE:
-        return _none(out, "as --task says")
+        return _none(out, "as `task` says")
     if not out.is_float and (out.end is None or task is Task.REGRESSION):
         raise _Misfit("it does not hold floating-point numbers")
     if task is Task.REGRESSION:
-        return _head(out, task, "as --task says")
+        return _head(out, task, "as `task` says")
     rank = _rank_for(out, task)
     if out.end is not None and out.end.link == "softmax":
         return _asked_with_softmax(out, out.end, task, rank)
@@ -339,7 +341,7 @@ def _as_asked(out: Evidence, task: Task) -> Head:
     if task is Task.TOKENS and (out.end is not None or not several):
         raise _Misfit("tokens need several classes that exclude each other")
     if out.end is None and several and task is not Task.MULTILABEL:
-        reason = f"as --task says; no Softmax at the end, so {out} is read as logits along axis {axis}"
+        reason = f"as `task` says; no Softmax at the end, so {out} is read as logits along axis {axis}"
         return _head(out, task, reason, "softmax", axis)
     return _asked_with_sigmoid(out, task, rank, axis)
 
@@ -361,7 +363,7 @@ def _asked_with_sigmoid(out: Evidence, task: Task, rank: int, axis: int | None) 
     place = "it ends in Sigmoid" if ends else f"no Sigmoid at the end, so {out} is read as logits"
     if task is Task.CLASSIFICATION:  # of several yes or no, or of one
         task = Task.MULTILABEL if rank < 4 or out.is_one_position else Task.SEGMENTATION
-    return _head(out, task, f"as --task says; {place}: {_yes_or_no(out)}", "sigmoid", axis)
+    return _head(out, task, f"as `task` says; {place}: {_yes_or_no(out)}", "sigmoid", axis)
 
 
 def _asked_with_softmax(out: Evidence, end: End, task: Task, rank: int) -> Head:
@@ -372,4 +374,4 @@ def _asked_with_softmax(out: Evidence, end: End, task: Task, rank: int) -> Head:
         raise _Misfit(f"it ends in {op}, but not along one axis of classes that is known")
     if task is Task.TOKENS and axis != rank - 1:
         raise _Misfit(f"it ends in {op} along axis {axis}, and tokens need the last one")
-    return _head(out, task, f"as --task says; ends in {op} along axis {axis}", "softmax", axis)
+    return _head(out, task, f"as `task` says; ends in {op} along axis {axis}", "softmax", axis)

@@ -103,7 +103,7 @@ def lower_neighbours(model: onnx.ModelProto, k: int) -> None:
     if len(counts) < len(wanted) or (wanted and opset < FIRST_WITH_K_AS_INPUT):
         raise UserError(
             "the number of neighbours is fixed inside this file's portable functions",
-            "use the native library, or convert with a smaller --k",
+            "use the native library, or convert with a smaller `k`",
         )
 
 

@@ -75,9 +75,9 @@ def set_threshold(
     record = require(model, str(path))
     scores = _scores(record, output)
     if (quantile is None) == (value is None) and data is None:
-        raise UserError("give a quantile or a value for the threshold", "for example --quantile 0.99")
+        raise UserError("give a quantile or a value for the threshold", "for example `quantile=0.99`")
     if quantile is not None:
-        require_quantile("--quantile", quantile)
+        require_quantile("quantile", quantile)
     if value is not None and not np.isfinite(value):
         raise UserError(f"the threshold {value} is not a finite number", "give a number, or a quantile")
     if data is not None:
@@ -87,7 +87,7 @@ def set_threshold(
         if value is None and level is None:
             raise UserError(
                 f"the threshold of {name!r} was given as a number, so there is no quantile to take again",
-                "give --quantile too",
+                "give `quantile` too",
             )
         new = value if value is not None else threshold_at(score.quantiles, level or 0.0)
         scores[name] = replace(score, quantile=None if value is not None else level, threshold=float(new))
@@ -109,7 +109,7 @@ def _scores(record: Record, output: str | None) -> dict[str, ScoreRecord]:
     """The scores of a file by output: all of them, or that of the one asked for."""
     known = {name: head.score for name, head in record.heads.items() if head.score is not None}
     if not known:
-        raise UserError("no output of this file has a score", "convert the source model again with --task")
+        raise UserError("no output of this file has a score", "convert the source model again with `task`")
     if output is not None and output not in known:
         raise UserError(f"output {output!r} has no score", f"choose one of {', '.join(known)}")
     return known if output is None else {output: known[output]}

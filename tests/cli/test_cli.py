@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
@@ -267,6 +268,34 @@ def test_inspect_converted(capsys, converted):
         assert part in text
 
 
+def test_the_words_of_a_table_are_explained_below_it(capsys, converted):
+    _, text, _ = call(capsys, "inspect", converted)
+    headings = re.search(r"^Site +Activation.*", text, re.M)[0].split()
+    for word in set(headings) - {"Site", "Activation"}:
+        assert re.search(rf"^  {word}  +\w", text, re.M), word
+    assert "sites: the places where uncertainty enters" in text
+    _, text, _ = call(capsys, "verify", MODEL, converted, "--data", HELDOUT, "--rows", 8)
+    assert re.search(r"^  share +the part of a site's variance", text, re.M)
+
+
+def test_sentences_go_on_below_themselves_in_a_terminal(monkeypatch):
+    from rich.console import Console
+
+    from gapa_onnx.cli import layout
+
+    screen = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
+    monkeypatch.setattr(layout, "console", lambda: screen)
+    layout.lines(
+        ("cost", "an estimate that is longer than the line"),
+        ("next", "gapa-onnx run model.gapa.onnx --data rows.npz"),
+    )
+    assert screen.file.getvalue().splitlines() == [
+        "cost        an estimate that is longer",
+        "            than the line",
+        "next        gapa-onnx run model.gapa.onnx --data rows.npz",  # to be copied
+    ]
+
+
 def test_verify_passes(capsys, converted):
     code, text, _ = call(capsys, "verify", MODEL, converted, "--data", HELDOUT)
     assert code == 0 and "FAIL" not in text and "256 queries" in text
@@ -286,6 +315,23 @@ def test_verify_fails_on_another_source(capsys, converted, folder):
     assert re.search(r"FAIL\s+source outputs bit-equal, optimisation none\s+differs: logits", text)
     code, text, _ = call(capsys, "verify", folder / "other.onnx", converted, "--data", HELDOUT, "--json")
     assert code == 1 and json.loads(text)["passed"] is False
+
+
+def test_verify_takes_the_source_as_it_is(capsys, folder, monkeypatch):
+    """A model with functions of its own is what was given, not what inlining makes of it."""
+    from gapa_onnx.measure import verify as verification
+
+    taken, check = [], verification.verify
+    monkeypatch.setattr(
+        verification, "verify", lambda source, *rest: taken.append(source) or check(source, *rest)
+    )
+    data, out = npz(folder / "x.npz", x=rows(200)), folder / "a.onnx"
+    onnx.save(onnx.parser.parse_model(WITH_FUNCTION), folder / "m.onnx")
+    options = ("--m", 60, "--k", 20)
+    assert call(capsys, "convert", folder / "m.onnx", "--calib", data, "-o", out, *options)[0] == 0
+    code, text, _ = call(capsys, "verify", folder / "m.onnx", out, "--data", data)
+    assert code == 0 and "FAIL" not in text
+    assert [function.name for function in taken[-1].functions] == ["Layer"]
 
 
 def test_verify_wants_a_converted_file(capsys):
@@ -399,6 +445,14 @@ CONSTANT = LAYERS.replace("hidden = MatMul (x, w1)", "nought = Sub (x, x) hidden
     *_WEIGHTS,
     "",
 )
+WITH_FUNCTION = """
+    <ir_version: 8, opset_import: ["": 17, "own": 1]>
+    model (float[n, 4] x) => (float[n, 4] y)
+    <float[4, 4] w = {1,0,2,0, 0,1,0,2, 1,1,0,0, 0,0,1,1}>
+    { a = own.Layer (x, w) h = Tanh (a) y = MatMul (h, w) }
+    <domain: "own", opset_import: ["": 17]>
+    Layer (p, q) => (r) { r = MatMul (p, q) }
+"""
 NO_LAYER = """
     <ir_version: 8, opset_import: ["": 17]>
     model (float[n, 4] x) => (float[n, 4] y) { difference = Sub (x, x) y = Add (difference, x) }
@@ -521,11 +575,11 @@ BAD = {
         "OSError",
         "loader",
     ),
-    "unknown choice": (lambda f: [MODEL, "--calib", CALIB, "--index", "tree"], "--index 'tree'", "hnsw"),
+    "unknown choice": (lambda f: [MODEL, "--calib", CALIB, "--index", "tree"], "--index tree", "hnsw"),
     "K above M": (lambda f: [MODEL, "--calib", CALIB, "--k", 60, "--m", 50], "--k 60", "fewer"),
     "not a number": (
         lambda f: [MODEL, "--calib", CALIB, "--scale", "big"],
-        "--scale 'big'",
+        "--scale big",
         "positive number",
     ),
     "m is text": (lambda f: [MODEL, "--calib", CALIB, "--m", "many"], "--m", "whole number"),
@@ -533,8 +587,13 @@ BAD = {
     "unknown option": (lambda f: [MODEL, "--calib", CALIB, "--bridges", "shared"], "--bridges", "--help"),
     "unknown bridge": (
         lambda f: [MODEL, "--calib", CALIB, "--bridge", "wide"],
-        "--bridge 'wide'",
+        "--bridge wide",
         "per-class",
+    ),
+    "one sample": (
+        lambda f: [MODEL, "--calib", CALIB, "--samples", 1],
+        "--samples is 1; it must be at least 2",
+        "leave --samples out",
     ),
     "unknown task": (lambda f: [MODEL, "--calib", CALIB, "--task", "sorting"], "sorting", "regression"),
     "quantile of 1": (lambda f: [MODEL, "--calib", CALIB, "--ood-quantile", "1"], "--ood-quantile", "0.95"),

@@ -260,7 +260,7 @@ def test_inputs_are_made_up_to_fit():
     assert bench.made_up([specs[0], state], 4)["state"].shape == (2, 1, 8)
     with pytest.raises(UserError, match="takes 1 row.s. at a time, not 4") as caught:
         bench.made_up([InputSpec("x", np.float32, (1, 3)), state], 4)
-    assert "--batch 1" in caught.value.hint
+    assert "`batch=1`" in caught.value.hint
 
 
 def test_data_are_repeated_to_fill_a_batch():
@@ -341,7 +341,7 @@ def test_bad_arguments_are_a_sentence(converted, tmp_path, capsys):
     other = str(MODELS / "digits_cnn.onnx")
     assert "was not converted from" in _refused(capsys, other, out)
     assert "error: " in _refused(capsys, source, out, "--data", str(tmp_path / "nothing.npz"), "--batch", "1")
-    with pytest.raises(UserError, match="--batch is 0"):
+    with pytest.raises(UserError, match="`batch` is 0"):
         bench.measure(SOURCE, converted, batch=0)
 
 
@@ -356,7 +356,7 @@ def test_a_model_that_made_up_inputs_do_not_fit(tmp_path):
     out = gapa_onnx.convert(model, {"x": rows}, m=10, k=5).model
     with pytest.raises(UserError, match="failed on inputs that were made up") as caught:
         bench.measure(model, out, batch=4)
-    assert "--data" in caught.value.hint
+    assert "`data`" in caught.value.hint
     found = bench.measure(load(model), out, batch=4, data={"x": rows}, rounds=6, parts=False)
     assert found.batch == 4 and found.comparison.rounds >= 6
 

@@ -87,7 +87,7 @@ def test_what_is_left_open_takes_the_best_first():
 def test_a_budget_that_cannot_be_kept(measured):
     with pytest.raises(UserError, match="no settings stay within a budget of 1.01") as caught:
         convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=1.01, m=200, k=20)
-    assert "--budget 1.1" in caught.value.hint
+    assert "`budget=1.1" in caught.value.hint
     with pytest.raises(UserError, match="does all that its source does"):
         convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=0.9)
 

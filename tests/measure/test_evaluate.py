@@ -552,7 +552,7 @@ def test_a_file_without_a_task(classified):
         write_record(proto, record)
         with pytest.raises(UserError, match="has no task, so there is nothing to compare") as caught:
             evaluate(proto, model.data, labels)
-        assert "--task" in caught.value.hint
+        assert "`task`" in caught.value.hint
 
 
 def test_several_outputs_with_a_task(classified):

@@ -90,10 +90,10 @@ def test_user_mistakes():
     with pytest.raises(UserError, match="no held-out rows"):
         build_index("local", points, k=3, held_out=held_out[:0])
     for index in ("hnsw", "ivfpq"):
-        with pytest.raises(UserError, match=f"--index {index} is not for") as caught:
+        with pytest.raises(UserError, match=f"`index={index!r}` is not for") as caught:
             Settings(solver="cached", index=index)
         assert "auto, flat or ivf" in caught.value.hint
-    with pytest.raises(UserError, match="--solver 'lazy'"):
+    with pytest.raises(UserError, match="`solver='lazy'`"):
         Settings(solver="lazy")
 
 

@@ -112,9 +112,9 @@ def test_what_half_precision_cannot_hold_is_refused():
 
 
 def test_settings_refuse_what_makes_no_sense():
-    with pytest.raises(UserError, match="--points 'float64' is not known"):
+    with pytest.raises(UserError, match="`points='float64'` is not known"):
         Settings(points="float64")
-    with pytest.raises(UserError, match="ivfpq stores points as codes of its own"):
+    with pytest.raises(UserError, match="stores points as codes of its own"):
         Settings(points="int8", index="ivfpq")
 
 

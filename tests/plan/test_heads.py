@@ -654,10 +654,10 @@ def test_images_as_monte_carlo(known: str, other: str) -> None:
 @pytest.mark.parametrize(
     "choice, text",
     [
-        ({"bridge": "probit"}, "--bridge 'probit' is not known"),
-        ({"score": "entropy"}, "--score 'entropy' is not known"),
-        ({"samples": 1}, "--samples is 1"),
-        ({"top_k": 0}, "--top-k is 0"),
+        ({"bridge": "probit"}, "`bridge='probit'` is not known"),
+        ({"score": "entropy"}, "`score='entropy'` is not known"),
+        ({"samples": 1}, "`samples` is 1"),
+        ({"top_k": 0}, "`top_k` is 0"),
     ],
 )
 def test_options_are_checked(choice: dict, text: str) -> None:
@@ -671,7 +671,7 @@ def test_options_are_checked(choice: dict, text: str) -> None:
     [
         (Case((4, 10), known=False), 8, "left open"),
         (Case((4, 10), known=False), 9, "left open"),
-        (Case((4, 10), known=False, options=HeadOptions(samples=8)), 17, "--samples needs the number"),
+        (Case((4, 10), known=False, options=HeadOptions(samples=8)), 17, "`samples` needs the number"),
         (Case((4, 90), task=Task.TOKENS), 10, "needs opset 11"),
         (Case((4, 90), task=Task.TOKENS, known=False), 17, "size of the vocabulary"),
     ],

@@ -159,7 +159,7 @@ def test_all_refusals_are_shown_at_once():
         require_convertible(plan, Settings())
     assert "3 node(s)" in error.value.message
     assert "example::F" in error.value.message and "example::G" in error.value.message
-    assert "--on-unsupported cut" in error.value.hint
+    assert "`on_unsupported='cut'`" in error.value.hint
 
 
 def test_operator_table_names_every_operator():

@@ -311,7 +311,7 @@ def test_sigmoid_over_a_map():
 def test_rows_without_an_end(name, width, behind, task):
     found = head(dense(behind.format(name), width, f"float[n, {width}] {name}", b=(width,)))
     assert found.task is task and found.logits == name
-    assert "--task" in found.reason
+    assert "`task" in found.reason
     assert ("assumed" in found.reason) is (task is not NONE)
 
 
@@ -488,7 +488,7 @@ def test_an_output_of_unknown_rank():
 def test_a_task_for_all_outputs(source, task, expected):
     found = head(source, task)
     assert facts(found) == expected
-    assert found.reason.startswith("as --task says")
+    assert found.reason.startswith("as `task` says")
 
 
 def test_a_binary_classification_says_what_it_is():

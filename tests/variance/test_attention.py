@@ -184,6 +184,6 @@ def test_what_patterns_leave_of_attention(options: Options) -> None:
 
 
 def test_the_setting_is_checked() -> None:
-    assert Settings().attention == "values"
-    with pytest.raises(UserError, match="--attention"):
+    assert Settings().attention == "values" and Settings(attention="full").attention == "full"
+    with pytest.raises(UserError, match="`attention="):
         Settings(attention="all")

@@ -303,7 +303,7 @@ def test_refusal(body: str) -> None:
     model = parse(text)
     c = np.ones((4, 4) if "MatMul" in body else (4,), SINGLE)
     model.graph.initializer.append(onnx.numpy_helper.from_array(c, "c"))
-    with pytest.raises(UserError, match="--covariance diag") as caught:
+    with pytest.raises(UserError, match="`covariance='diag'`") as caught:
         check_tail(load(model), at("x"), "y")
     assert REFUSED[body] in caught.value.message
 

@@ -25,7 +25,7 @@ _CLASS_ROLES = ("probs", "tokens", "entropy", "epistemic", "score", "ood")
 _NUMBER_ROLES = ("var", "total_var", "score", "ood")
 MEAN = "mean"  #: the role of the source's own output
 _CONVERT_AGAIN = (
-    "convert the model again with --task classification, multilabel, regression, segmentation or tokens"
+    "convert the model again with `task` classification, multilabel, regression, segmentation or tokens"
 )
 
 
@@ -135,7 +135,7 @@ def open_converted(
     if output is None and len(useful) > 1:
         raise UserError(
             f"{file} has several outputs with a task: {', '.join(useful)}",
-            f"choose one: --output {useful[0]}",
+            f"choose one: `output={useful[0]!r}`",
         )
     chosen = output or useful[0]
     return ConvertedFile(

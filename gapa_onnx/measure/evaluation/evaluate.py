@@ -144,7 +144,7 @@ def _require_source(source: str | os.PathLike[str], converted: ConvertedFile) ->
     if expected and load(Path(source)).sha256 != expected:
         raise UserError(
             f"{converted.file} was not converted from {source}: the sha256 differs",
-            "give the file that was converted, or leave --source out",
+            "give the file that was converted, or leave `source` out",
         )
 
 

@@ -91,7 +91,7 @@ def number_findings(columns: Columns) -> Findings:
     if "score/total_std" not in columns:
         notes.append(
             "the file has no noise head: its variance is the model's alone, and NLL, CRPS, CQM and coverage "
-            "count no noise of the targets; `convert --targets` adds one"
+            "count no noise of the targets; convert it with `targets` to add one"
         )
     size = int(columns["elements"][0])
     if mean.shape[1] < size:

@@ -28,10 +28,9 @@ from gapa_onnx.op.contract import CLASSES, DOMAIN
 from gapa_onnx.plan.heads.points import WIDE, Points, grid, latin, samples
 from gapa_onnx.plan.heads.split import ClassAxis, log_softmax, split_classes, split_labels
 from gapa_onnx.plan.tasks import Head, Task
+from gapa_onnx.settings import choices
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
-BRIDGES = ("shared", "per-class")
-SCORES = ("variance", "epistemic")
 ROLES = ("probs", "entropy", "aleatoric", "epistemic", "score")
 
 #: Above one half by more than the rounding that keeps the other labels below the first.
@@ -52,18 +51,8 @@ class HeadOptions:
     seed: int = 0  #: of the draws
 
     def __post_init__(self) -> None:
-        for option, value, known in (
-            ("--bridge", self.bridge, BRIDGES),
-            ("--score", self.score, SCORES),
-        ):
-            if value not in known:
-                raise UserError(f"{option} {value!r} is not known", f"choose one of {', '.join(known)}")
-        if self.samples is not None and self.samples < 2:
-            raise UserError(
-                f"--samples is {self.samples}; it must be at least 2", "leave it out to go without sampling"
-            )
-        if self.top_k < 1:
-            raise UserError(f"--top-k is {self.top_k}; it must be at least 1", "the default is 512")
+        for name, value in vars(self).items():
+            choices()[name].check(name, value)
 
 
 def head_points(head: Head, options: HeadOptions, classes: int | None, *, correlated: bool = False) -> Points:
@@ -77,8 +66,8 @@ def head_points(head: Head, options: HeadOptions, classes: int | None, *, correl
         columns = 1 if classes is None and head.link == "sigmoid" else classes
         if columns is None:
             raise UserError(
-                f"--samples needs the number of classes of {head.output!r}, which the model leaves open",
-                "leave --samples out, or fix the size of the output's class axis in the model",
+                f"`samples` needs the number of classes of {head.output!r}, which the model leaves open",
+                "leave `samples` out, or fix the size of the output's class axis in the model",
             )
         return samples(options.samples, columns, options.seed)
     if head.link == "sigmoid":
@@ -293,12 +282,12 @@ def _leading_tokens(
     if axis.size is None:
         raise UserError(
             f"the size of the vocabulary of {head.output!r} is left open",
-            "fix the size of the output's last axis in the model, or choose --task none",
+            "fix the size of the output's last axis in the model, or choose `task='none'`",
         )
     if graph.opset < 11:
         raise UserError(
             f"a head for tokens needs opset 11; the model has opset {graph.opset}",
-            "raise it, e.g. with onnx.version_converter, or choose --task none",
+            "raise it, e.g. with onnx.version_converter, or choose `task='none'`",
         )
     key = mean
     if head.logits != head.output or output.dtype.itemsize < 4:

@@ -22,7 +22,7 @@ from gapa_onnx.variance.rules import Deterministic, Refused, VirtualNode, behavi
 from gapa_onnx.variance.sites import Site
 
 Node: TypeAlias = gs.Node | VirtualNode
-ANOTHER_WAY = "use --covariance diag, or choose later sites with --sites"
+ANOTHER_WAY = "use `covariance='diag'`, or choose later sites with `sites`"
 
 
 def output_covariance(
@@ -88,7 +88,7 @@ class _Tail:
         if not reaching:
             raise UserError(
                 f"no site reaches {output!r} by a path that carries variance",
-                "choose other sites with --sites; `gapa-onnx inspect MODEL` lists them",
+                "choose other sites with `sites`; `gapa-onnx inspect MODEL` lists them",
             )
         return cls(tensors[output], reaching, tuple(tail[::-1]), frozenset(uncertain), tensors)
 
@@ -111,12 +111,12 @@ def _require_rows(output: gs.Tensor, opset: int) -> None:
         found = "unknown rank" if shape is None else f"{len(shape)} axes"
         raise UserError(
             f"the full covariance is for outputs of two axes, samples and elements; {output.name!r} has {found}",
-            "use --covariance diag",
+            "use `covariance='diag'`",
         )
     if opset < 9 and not isinstance(shape[1], int):
         raise UserError(
             f"before opset 9 the number of elements of {output.name!r} must be known",
-            "raise the model's opset, or use --covariance diag",
+            "raise the model's opset, or use `covariance='diag'`",
         )
 
 

@@ -31,7 +31,7 @@ weights.
 - *spelled out*: the standard defines the operator by others, and their rules apply.
 - *deterministic*: no variance leaves it, for the reason given.
 - *refused*: the variance cannot be stated, for the reason given. Conversion stops and says so where variance arrives
-  at such an operator; choose sites behind it, or let `--on-unsupported cut` treat its outputs as certain. A rule may
+  at such an operator; choose sites behind it, or let `on_unsupported="cut"` treat its outputs as certain. A rule may
   refuse single forms of its operator, such as an uncertain tensor where weights are expected, and names the form.
 
 **Accuracy** of a rule, for inputs whose elements are independent
