@@ -128,7 +128,7 @@ def _class_axis(head: Head, classes: int | None) -> ClassAxis:
     if head.axis is None or head.rank is None:
         raise UserError(
             f"the number of axes of {head.output!r} is unknown, so its classes cannot be told apart",
-            "declare the output's shape in the model, or choose --task none",
+            "declare the output's shape in the model, or choose `task='none'`",
         )
     return ClassAxis(head.axis, head.rank, classes)
 
