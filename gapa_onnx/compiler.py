@@ -51,9 +51,9 @@ class Conversion:
 
 
 def convert(
-    model: str | os.PathLike | onnx.ModelProto,
+    model: str | os.PathLike[str] | onnx.ModelProto,
     calib: Any,
-    out: str | os.PathLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     *,
     targets: Any = None,
     budget: float | None = None,

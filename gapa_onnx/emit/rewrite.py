@@ -179,7 +179,7 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> tuple[Val
         axis = 1 if site.layout in (Layout.POSITIONS, Layout.POOLED) else -1
         own = Scaled(scale, amplitude, axis, f"{prefix}/own_var")
         # A flat map has features on several axes.
-        value = own.tensor if site.layout is Layout.FLAT and site.rank > 2 else own
+        value = own.tensor if site.layout is Layout.FLAT and (site.rank or 0) > 2 else own
     return value, SiteTensors(
         site.output, query.name, share.name, levelled.name, half_way.name, amplitude.name
     )

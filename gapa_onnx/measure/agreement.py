@@ -98,8 +98,8 @@ class Operators:
         found = []
         for (label, node), rows in zip(self.sites, queries):
             found += _site_checks(self.model, label, node, rows, answers, portable)
-        for (label, node), (rows, axis, every) in zip(self.heads, logits):
-            found += _head_checks(self.model, label, node, rows, axis, every, answers, portable)
+        for (label, node), head in zip(self.heads, logits):
+            found += _head_checks(self.model, label, node, *head, answers, portable)
         if library_path() is None:
             found.append(Check("native library", True, "missing: only the portable functions were checked"))
         return found
@@ -160,7 +160,8 @@ def _share_of(
         rounding = (np.linalg.norm(rows - centre, axis=1) + largest) * largest
         rounding *= (rows.shape[1] + 4) * np.finfo(np.float32).eps / 2
         halves = [((rows - anchors[ids]) ** 2).sum(axis=1) / 2 for ids in (chosen, limit)]
-        return (halves[0] - halves[1]) / np.maximum(rounding, np.finfo(np.float64).tiny)
+        roundings: Array = (halves[0] - halves[1]) / np.maximum(rounding, np.finfo(np.float64).tiny)
+        return roundings
 
     tied = beyond(points, found[swapped, 0], nearest[swapped, 0]) <= 2
     centroids, probed = ports["centroids"].astype(np.float64), int(ports["nprobe"][0])
@@ -171,7 +172,7 @@ def _share_of(
         # The list of the nearest point may have been left out in favour of one as near.
         tied |= beyond(centroids, order[:, probed], order[:, probed - 1]) <= 2
     swapped = swapped[tied]
-    result = exact.copy()
+    result: Array = exact.copy()
     result[swapped] = reference.unexplained_share(
         queries[swapped],
         ports["points"],
@@ -260,7 +261,8 @@ def split_tolerance(mean: Array, var: Array, points: Array) -> Array:
     largest = np.where(counted, np.abs(mean) + reach, 0).max(axis=1)
     classes = mean.shape[1]
     rounded = 2 * 4 * largest + len(points) + classes + 16
-    return 3 * ROUNDING * rounded * (np.log(classes) + 1)
+    tolerance: Array = 3 * ROUNDING * rounded * (np.log(classes) + 1)
+    return tolerance
 
 
 def _head_agrees(name: str, parts: Array, exact: Array, bound: Array) -> Check:

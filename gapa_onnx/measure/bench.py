@@ -126,8 +126,8 @@ class Refusal:
 
 
 def measure(
-    source: str | os.PathLike | onnx.ModelProto | SourceModel,
-    converted: str | os.PathLike | onnx.ModelProto,
+    source: str | os.PathLike[str] | onnx.ModelProto | SourceModel,
+    converted: str | os.PathLike[str] | onnx.ModelProto,
     *,
     batch: int = 256,
     threads: int = 1,
@@ -209,7 +209,8 @@ def measure_on(
 def fixed_batch(inputs: Sequence[InputSpec]) -> int | None:
     """The number of rows that a model wants in every run, None where it is free."""
     sizes = [spec.shape[0] for spec in inputs if spec.shape]
-    return sizes[0] if sizes and all(isinstance(size, int) for size in sizes) else None
+    known = [size for size in sizes if isinstance(size, int)]
+    return known[0] if known and len(known) == len(sizes) else None
 
 
 def _require_batch(inputs: Sequence[InputSpec], rows: int) -> None:
@@ -218,7 +219,7 @@ def _require_batch(inputs: Sequence[InputSpec], rows: int) -> None:
         raise UserError(f"the model takes {fixed} row(s) at a time, not {rows}", f"use `batch={fixed}`")
 
 
-def require_pair(source: SourceModel, converted: str | os.PathLike | onnx.ModelProto) -> onnx.ModelProto:
+def require_pair(source: SourceModel, converted: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
     """The converted model, if it was made from this source: a ratio to some other model would mislead."""
     label = "the second model" if isinstance(converted, onnx.ModelProto) else os.fspath(converted)
     proto = converted if isinstance(converted, onnx.ModelProto) else read_proto(Path(converted))
@@ -243,13 +244,12 @@ def made_up(inputs: Sequence[InputSpec], rows: int) -> dict[str, Array]:
     for spec in inputs:
         if spec.shape is None:
             raise UserError(f"input {spec.name!r} has no declared shape", "give inputs with `data`")
-        shape = list(spec.shape)
-        for axis, size in enumerate(shape):
-            if not isinstance(size, int):
-                free = rows if axis == 0 else 1
-                shape[axis] = (
-                    sizes.setdefault(size, free) if size else free
-                )  # a symbol is one size everywhere
+        shape = []
+        for axis, size in enumerate(spec.shape):
+            free = rows if axis == 0 else 1
+            if isinstance(size, str) and size:  # a symbol is one size everywhere
+                free = sizes.setdefault(size, free)
+            shape.append(size if isinstance(size, int) else free)
         feeds[spec.name] = _values(generator, spec.dtype, shape)
     return feeds
 
@@ -301,17 +301,21 @@ def _run(model: onnx.ModelProto, feeds: Batch, threads: int) -> Run:
     if not all(kind.startswith("tensor(") and kind != "tensor(string)" for kind in kinds):
         return lambda: answers(opened, names, fed)  # what cannot be bound
     binding = opened.io_binding()
-    fed = {name: np.ascontiguousarray(array) for name, array in fed.items()}
-    for name, array in fed.items():
+    bound = {name: np.ascontiguousarray(array) for name, array in fed.items()}
+    for name, array in bound.items():
         binding.bind_cpu_input(name, array)
     for name in names:
         binding.bind_output(name)
-    return lambda fed=fed: opened.run_with_iobinding(binding)  # which reads what was fed
+
+    def run(kept: dict[str, Array] = bound) -> None:  # the binding reads what was fed, so that is kept
+        opened.run_with_iobinding(binding)
+
+    return run
 
 
 def _fine(clock: Any) -> bool:
     """Whether a clock resolves a reading; that of CPU time has steps of 16 ms on Windows."""
-    return clock.resolution < SHORTEST / 1000
+    return bool(clock.resolution < SHORTEST / 1000)
 
 
 # ---------------------------------------------------------------------- statistics
@@ -373,9 +377,14 @@ def summary(seconds: Array) -> Comparison:
     return Comparison(
         ratio=float(np.median(ratios)),
         control=float(np.median(controls)),
-        ratio_quartiles=tuple(map(float, np.quantile(ratios, (0.25, 0.75)))),
-        control_quartiles=tuple(map(float, np.quantile(controls, (0.25, 0.75)))),
+        ratio_quartiles=_quartiles(ratios),
+        control_quartiles=_quartiles(controls),
         source_seconds=statistics.median(source.tolist() + control.tolist()),
         converted_seconds=float(np.median(converted)),
         rounds=seconds.shape[1],
     )
+
+
+def _quartiles(values: Array) -> tuple[float, float]:
+    low, high = np.quantile(values, (0.25, 0.75))
+    return float(low), float(high)

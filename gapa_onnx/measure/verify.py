@@ -20,6 +20,8 @@ from gapa_onnx.measure.agreement import Batch, Check, Operators, run
 from gapa_onnx.model.protos import duplicate
 from gapa_onnx.record import HeadRecord, require
 
+__all__ = ["Check", "bit_equal", "verify"]
+
 HEAD_ROLES = ("probs", "entropy", "aleatoric", "epistemic")
 PROBS_TOLERANCE = 1e-3  # of their sum over thousands of classes, in half precision or better
 
@@ -62,11 +64,12 @@ def _same_outputs(names: Sequence[str], before: Sequence[Batch], after: Sequence
 def bit_equal(a: Any, b: Any) -> bool:
     """The same type, shape and bytes; NaNs count as equal to themselves. Also for lists and dicts."""
     if isinstance(a, np.ndarray):
-        same_kind = isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape
-        return same_kind and (a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes())
+        if not isinstance(b, np.ndarray) or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return bool(a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes())
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(bit_equal, a, b))
-    return a == b
+    return bool(a == b)
 
 
 def _sound_variances(variances: dict[str, str], answers: Sequence[Batch]) -> Check:
@@ -93,15 +96,16 @@ def _sound_heads(heads: Mapping[str, HeadRecord], answers: Sequence[Batch]) -> l
         roles = head.outputs
         if "probs" not in roles:
             continue
-        faults = {fault for answer in answers for fault in _head_faults(head, answer[output], answer)}
+        axis = head.axis if head.axis is not None else -1  # classes have one
+        faults = {fault for answer in answers for fault in _head_faults(head, axis, answer[output], answer)}
         kept = "" if head.bridge != "shared" else "; the most probable class is the source's"
         detail = "; ".join(sorted(faults)) or f"{', '.join(roles[role] for role in HEAD_ROLES)}{kept}"
         checks.append(Check(f"{output}: {head.task} head", not faults, detail))
     return checks
 
 
-def _head_faults(head: HeadRecord, mean: Array, answer: Batch) -> Iterator[str]:
-    roles, axis = head.outputs, head.axis
+def _head_faults(head: HeadRecord, axis: int, mean: Array, answer: Batch) -> Iterator[str]:
+    roles = head.outputs
     known = np.isfinite(mean).all(axis=axis)  # what is not a number has no error bar
     probs = np.moveaxis(answer[roles["probs"]], axis, -1)[known]  # (rows, classes)
     scores = np.moveaxis(mean, axis, -1)[known]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +78,7 @@ class SourceModel:
         return frozenset(constant_names(self.graph, initializers))
 
 
-def load(model: str | Path | onnx.ModelProto) -> SourceModel:
+def load(model: str | os.PathLike[str] | onnx.ModelProto) -> SourceModel:
     """Read a model from a file, or take one that is in memory.
 
     Raises UserError for what is not a model that onnxruntime could run.

@@ -63,6 +63,7 @@ def answer(
             covariance, logits_var = output_covariance(source, graph, sites, own, head.logits)
         if _sees_covariance(head, settings):
             factor = cholesky(graph, covariance, f"{head.output}/factor")
+    spread: Value | None
     if head.task in CLASS_TASKS:
         classes, spread = _classes(source, graph, head, logits_var, factor, settings)
         roles |= classes
@@ -178,7 +179,7 @@ def declare(output: onnx.ValueInfoProto, head: Head, role: str, value: Value) ->
     dims = list(tensor.shape.dim)
     if role == "cov":
         dims.append(dims[-1])
-    elif role in ("probs", "tokens") and head.task is Task.TOKENS:
+    elif role in ("probs", "tokens") and head.task is Task.TOKENS and head.axis is not None:
         dims[head.axis] = onnx.TensorShapeProto.Dimension()
     elif role not in ("var", "probs", "aleatoric_var", "total_var"):
         dims = dims[:1] if head.axis is None else dims[: head.axis] + dims[head.axis + 1 :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import numpy as np
 
@@ -45,14 +45,11 @@ class Kept:
         part = self._parts[number]
         if not isinstance(part, int):
             return part
-        assert self._file is not None
-        self._file.seek(part)
-
-        def read() -> Any:
-            return np.lib.format.read_array(self._file, allow_pickle=False)
-
-        names = read()
-        return {str(name): read() for name in names}
+        file = self._file
+        assert file is not None
+        file.seek(part)
+        names = np.lib.format.read_array(file, allow_pickle=False)
+        return {str(name): np.lib.format.read_array(file, allow_pickle=False) for name in names}
 
     def __iter__(self) -> Iterator[Arrays]:
         return (self[number] for number in range(len(self._parts)))

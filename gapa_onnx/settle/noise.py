@@ -119,7 +119,7 @@ def _rows(
             f"{residual.shape} and variances of shape {epistemic.shape}",
             "give one target for every calibration row, in the shape of the model's output",
         )
-    good = np.isfinite(residual).all(axis=1) & np.isfinite(epistemic).all(axis=1)
+    good = np.isfinite(np.hstack([residual, epistemic])).all(axis=1)
     for start in range(0, len(hidden), BLOCK_ROWS):
         good[start : start + BLOCK_ROWS] &= np.isfinite(hidden[start : start + BLOCK_ROWS]).all(axis=1)
     rows = np.flatnonzero(good)
@@ -219,7 +219,8 @@ def best_constant(squared: Array, epistemic: Array) -> Array:
 
     def loss(c: Array) -> Array:
         var = epistemic + c
-        return np.mean(squared / var + np.log(var), axis=0)
+        mean: Array = np.mean(squared / var + np.log(var), axis=0)
+        return mean
 
     best = np.argmin([loss(c) for c in CONSTANTS], axis=0)
     low = np.log(CONSTANTS[np.maximum(best - 1, 0)])
@@ -229,7 +230,8 @@ def best_constant(squared: Array, epistemic: Array) -> Array:
         a, b = high - golden * (high - low), low + golden * (high - low)
         left = loss(np.exp(a)) < loss(np.exp(b))
         low, high = np.where(left, low, a), np.where(left, b, high)
-    return np.exp((low + high) / 2)
+    constant: Array = np.exp((low + high) / 2)
+    return constant
 
 
 def _kept(s: Array, start: float, squared: Array, epistemic: Array) -> float:
@@ -281,7 +283,7 @@ def _outputs(parameters: list[Array], rows: Array) -> Array:
 
 def _batch(parameters: list[Array]) -> int:
     """How many rows keep every product of a step in one thread."""
-    largest = max(weight.shape[-2] * weight.shape[-1] for weight in parameters[::2])
+    largest: int = max(weight.shape[-2] * weight.shape[-1] for weight in parameters[::2])
     return max(8, min(BATCH, ONE_THREAD // largest))
 
 

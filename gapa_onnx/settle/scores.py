@@ -39,4 +39,4 @@ class ScoreSample:
 def threshold_at(quantiles: Mapping[str, float], wanted: float) -> float:
     """The score at a quantile, between two of the table by linear interpolation, beyond it at its end."""
     levels = sorted((float(name), value) for name, value in quantiles.items())
-    return float(np.interp(wanted, *zip(*levels)))
+    return float(np.interp(wanted, [level for level, _ in levels], [value for _, value in levels]))

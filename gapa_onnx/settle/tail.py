@@ -22,7 +22,7 @@ class Tail:
         self.template = template
         self.wanted = list(dict.fromkeys(wanted))
         parameters = {name for site in template.sites for name in (site.half_way, site.amplitude)}
-        shapes = {
+        shapes: dict[str, list[int] | None] = {
             tensor.name: list(tensor.dims)
             for tensor in template.additions.initializer
             if tensor.name in parameters

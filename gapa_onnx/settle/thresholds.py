@@ -45,19 +45,19 @@ class Threshold:
         return self.rows * (1 - self.quantile) if self.quantile is not None else float("nan")
 
 
-def thresholds(path: str | os.PathLike) -> tuple[Threshold, ...]:
+def thresholds(path: str | os.PathLike[str]) -> tuple[Threshold, ...]:
     """The thresholds that a converted file has, one per output with a score."""
     return _listed(require(read_proto(Path(path)), str(path)))
 
 
 def set_threshold(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     *,
     quantile: float | None = None,
     value: float | None = None,
     data: Any = None,
     output: str | None = None,
-    out: str | os.PathLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     images: ImageOptions = ImageOptions(),
 ) -> tuple[Threshold, ...]:
     """Move the threshold of a converted file; nothing else in it changes.

@@ -73,7 +73,8 @@ def medians_alone(
         done += len(batch.positions)
         progress("weighing the sites", done / total)
     medians = [np.median(one.values) if len(one.values) else np.nan for row in samples for one in row]
-    return np.reshape(medians, (len(samples), len(fits)))
+    table: Array = np.reshape(medians, (len(samples), len(fits)))
+    return table
 
 
 def factors(medians: Array) -> Array:
@@ -91,7 +92,10 @@ def factors(medians: Array) -> Array:
             weights = np.where(np.arange(len(present)) == len(present) - 1, 1.0, EARLIER)
             logs[output, reached] = np.log(weights / weights.sum() * present[-1] / present)
     outputs = reaches.sum(axis=0)
-    return np.where(outputs > 0, np.exp(logs.sum(axis=0) / np.maximum(outputs, 1)), 1 / medians.shape[1])
+    factor: Array = np.where(
+        outputs > 0, np.exp(logs.sum(axis=0) / np.maximum(outputs, 1)), 1 / medians.shape[1]
+    )
+    return factor
 
 
 def _graph_order(template: Template, fits: Sequence[SiteFit]) -> list[int]:

@@ -37,7 +37,8 @@ class NoiseHead:
         for weight, bias in self.weights[:-1]:
             x = np.tanh(x @ weight + bias)
         weight, bias = self.weights[-1]
-        return self.scale.astype(np.float32) * (softplus(x @ weight + bias) + np.float32(FLOOR))
+        variances: Array = self.scale.astype(np.float32) * (softplus(x @ weight + bias) + np.float32(FLOOR))
+        return variances
 
     def tensors(self, names: NoiseTensors) -> dict[str, Array]:
         """The numbers of a head's parameters, by the names that they have in the graph."""
@@ -57,7 +58,8 @@ class NoiseTensors:
 
 
 def softplus(s: Array) -> Array:
-    return np.logaddexp(s, s.dtype.type(0))
+    smooth: Array = np.logaddexp(s, s.dtype.type(0))
+    return smooth
 
 
 def emit_noise(
