@@ -119,7 +119,7 @@ def _rows(
             f"{residual.shape} and variances of shape {epistemic.shape}",
             "give one target for every calibration row, in the shape of the model's output",
         )
-    good = np.isfinite(np.hstack([residual, epistemic])).all(axis=1)
+    good: Array = np.array(np.isfinite(np.hstack([residual, epistemic])).all(axis=1))
     for start in range(0, len(hidden), BLOCK_ROWS):
         good[start : start + BLOCK_ROWS] &= np.isfinite(hidden[start : start + BLOCK_ROWS]).all(axis=1)
     rows = np.flatnonzero(good)

@@ -18,7 +18,8 @@ from support.operator_models import LEVELS, NEWEST, session
 from support.paths import MODELS
 
 import gapa_onnx
-from gapa_onnx.measure.verify import split_tolerance, verify
+from gapa_onnx.measure.agreement import split_tolerance
+from gapa_onnx.measure.verify import verify
 from gapa_onnx.op import classes as body
 from gapa_onnx.op.contract import CLASSES, DOMAIN, VERSION
 from gapa_onnx.plan.heads import reference

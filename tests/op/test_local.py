@@ -315,7 +315,7 @@ def test_opsets(opset):
 
 def test_ties_for_the_nearest_point_do_not_fail_a_check():
     """Features on a grid: a query halfway between two points has two neighbourhoods to choose from."""
-    from gapa_onnx.measure.verify import _share_of
+    from gapa_onnx.measure.agreement import _share_of
 
     points = np.array([[0.0], [1.0], [3.0], [4.5]], np.float32)
     queries = np.array([[0.5], [3.2]], np.float32)
@@ -331,7 +331,7 @@ def test_ties_for_the_nearest_point_do_not_fail_a_check():
 
 def test_ties_for_the_list_to_search_do_not_fail_a_check():
     """The nearest point of a list that is as near as the other's need not be as near as that one's."""
-    from gapa_onnx.measure.verify import _share_of
+    from gapa_onnx.measure.agreement import _share_of
 
     points = np.array([[-3.0], [-1.0], [2.0], [2.0], [9.0]], np.float32)
     ports = {"points": points, "length_scale": np.float32(1), "jitter": np.float32(1e-6)}
