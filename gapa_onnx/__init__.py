@@ -58,8 +58,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
-    """Load a name when it is first used: onnxruntime and FAISS take a second, `--help` should not."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+if not TYPE_CHECKING:  # a checker sees the imports above, and to it a name that is not there is an error
+
+    def __getattr__(name: str):
+        """Load a name when it is first used: onnxruntime and FAISS take a second, `--help` should not."""
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

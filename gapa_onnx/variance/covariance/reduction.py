@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -89,6 +90,6 @@ def max_pool(node: TailNode, g: Value) -> Cotangents:
     updates = graph.emit("Expand", graph.emit("Reshape", g, graph.ints(0, 0, 0, -1)), of_windows)
     places = graph.unsqueeze(graph.emit("Reshape", where, graph.ints(0, 0, -1)), [1])
     places = graph.emit("Expand", places, of_windows)  # (N, C, c, windows)
-    adding = {} if apart else {"reduction": "add"}
+    adding: dict[str, Any] = {} if apart else {"reduction": "add"}
     back = graph.emit("ScatterElements", zeros, places, updates, axis=3, **adding)
     return node.reshaped(back, x)
