@@ -36,7 +36,7 @@ from gapa_onnx.model.load import load
 from gapa_onnx.plan.analyse import analyse
 from gapa_onnx.sessions.runtime import open_session, session_options
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle.complete import complete
+from gapa_onnx.settle.settle import settle
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = (("two layers", 60_000, 200), ("two layers", 1_000_000, 64), ("resnet20", 50_000, 64))
@@ -83,9 +83,9 @@ def measure(network: str, rows: int, width: int) -> dict[str, Any]:
     plan = step("analyse", analyse, source, settings)
     collected = step("collect", collect, plan, data, settings)
     calibration = step("fit", fit, collected, settings)
-    rewritten = step("rewrite", rewrite, plan, calibration, settings)
-    emitted = step("emit", emit, plan, calibration, rewritten, settings)
-    converted = step("complete", complete, emitted, calibration, data, settings)
+    template = step("rewrite", rewrite, plan, calibration, settings)
+    numbers = step("settle", settle, template, calibration, data, settings)
+    converted = step("emit", emit, template, numbers, calibration, settings)
     sample = itertools.islice(data.batches(min(VERIFIED_ROWS, calibration.batch_rows)), 1)
     checks = step("verify", verify, source.given, converted, sample)
     assert all(check.passed for check in checks)

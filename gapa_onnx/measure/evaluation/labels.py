@@ -174,20 +174,16 @@ def _from_file(path: Path) -> Array:
 
 
 def _from_table(path: Path, *, delimited: bool) -> Array:
-    with reading(path, csv.Error), path.open(newline="", encoding="utf-8-sig") as file:
-        lines = [line for line in file if line.strip()]
-        if not lines:
-            raise UserError(f"{path} is empty", "give one row of labels per sample")
-        delimiter = max(",;\t", key=lines[0].count)
-        rows = list(csv.reader(lines, delimiter=delimiter)) if delimited else [line.split() for line in lines]
+    rows, delimiter = _cells(path, delimited=delimited)
     header = None if _numbers(rows[0]) is not None else [cell.strip().lower() for cell in rows.pop(0)]
     column = None
     if header is not None and len(header) > 1:
         column = next((header.index(key) for key in KEYS if key in header), None)
+    width = len(rows[0]) if rows and column is None else 1
     values = []
     for number, row in enumerate(rows, start=1 if header is None else 2):
         cells = _numbers(row if column is None else row[column : column + 1])
-        if cells is None or len(cells) != (len(rows[0]) if column is None else 1):
+        if cells is None or len(cells) != width:
             raise UserError(
                 f"{path}, row {number}: {delimiter.join(row)!r} is not a row of numbers like the first",
                 "classes are numbers from 0; one of several columns is named y, labels or targets",
@@ -195,6 +191,17 @@ def _from_table(path: Path, *, delimited: bool) -> Array:
         values.append(cells)
     found = np.array(values, np.float64).reshape(len(values), -1)
     return found[:, 0] if found.shape[1] == 1 else found
+
+
+def _cells(path: Path, *, delimited: bool) -> tuple[list[list[str]], str]:
+    """The rows of a table, and what stands between their cells."""
+    with reading(path, csv.Error), path.open(newline="", encoding="utf-8-sig") as file:
+        lines = [line for line in file if line.strip()]
+        if not lines:
+            raise UserError(f"{path} is empty", "give one row of labels per sample")
+        delimiter = max(",;\t", key=lines[0].count)
+        rows = list(csv.reader(lines, delimiter=delimiter)) if delimited else [line.split() for line in lines]
+    return rows, delimiter
 
 
 def _numbers(cells: Sequence[str]) -> list[float] | None:

@@ -175,13 +175,8 @@ def _detection(evaluation: Evaluation) -> str:
     return section("Scores", "How uncertain the file is about the data; higher is stranger.", rows)
 
 
-def _scores_card(evaluation: Evaluation) -> str:
-    names = list(dict.fromkeys([*evaluation.detection, *evaluation.error_detection, *evaluation.aurc]))
-    columns = [
-        name
-        for name in ("auroc", "aupr", "fpr95")
-        if any(name in row for row in evaluation.detection.values())
-    ]
+def _found_by_scores(evaluation: Evaluation, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
+    """How well each score tells strange inputs and errors."""
     found: dict[str, dict[str, float | None]] = {
         name: dict(evaluation.detection.get(name, {})) for name in names
     }
@@ -189,7 +184,14 @@ def _scores_card(evaluation: Evaluation) -> str:
         found[name]["aurc"] = area
     for name, row in evaluation.error_detection.items():
         found[name]["errorauroc"] = row.get("auroc")
-    columns += [name for name in ("errorauroc", "aurc") if any(name in row for row in found.values())]
+    return found
+
+
+def _scores_card(evaluation: Evaluation) -> str:
+    names = list(dict.fromkeys([*evaluation.detection, *evaluation.error_detection, *evaluation.aurc]))
+    found = _found_by_scores(evaluation, names)
+    candidates = ("auroc", "aupr", "fpr95", "errorauroc", "aurc")
+    columns = [name for name in candidates if any(name in row for row in found.values())]
     if not names or not columns:
         return ""
     winners = {

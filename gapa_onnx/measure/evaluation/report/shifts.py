@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from os.path import commonprefix
 
@@ -37,29 +37,7 @@ def shifts(evaluation: Evaluation) -> Figure | None:
     if not evaluation.shifts:
         return None
     series = sorted(evaluation.shifts, key=lambda shift: shift.position)
-    names = {key(n): n for shift in series for found in shift.metrics.values() for n in found}
-    panels = []
-    for wanted in SHIFT_METRICS:
-        lines = {who: _along(series, who, names[wanted]) for who in MODELS} if wanted in names else {}
-        lines = {who: line for who, line in lines.items() if np.isfinite(line).any()}
-        if lines:
-            label = metric(wanted).label
-            panels.append(
-                _shift_panel(
-                    series,
-                    label,
-                    {who: (*MODELS[who], COLOURS[who], line) for who, line in lines.items()},
-                    metric(wanted).percent,
-                )
-            )
-    scores = dict.fromkeys(name for shift in series for name in shift.mean_scores)
-    for index, name in enumerate(list(scores)[:MOST_SERIES]):
-        line = np.array([float(shift.mean_scores.get(name, np.nan)) for shift in series])
-        if np.isfinite(line).any():
-            label = score_label(name)
-            panels.append(
-                _shift_panel(series, f"Mean {label}", {name: ("", "-", "o", colour_of(index), line)}, False)
-            )
+    panels = [*_metric_panels(series), *_score_panels(series)]
     if not panels:
         return None
     return Figure(
@@ -69,6 +47,25 @@ def shifts(evaluation: Evaluation) -> Figure | None:
         "rise, and the NLL should stay low.",
         tuple(panels),
     )
+
+
+def _metric_panels(series: Sequence[Shift]) -> Iterator[Panel]:
+    names = {key(n): n for shift in series for found in shift.metrics.values() for n in found}
+    for wanted in SHIFT_METRICS:
+        lines = {who: _along(series, who, names[wanted]) for who in MODELS} if wanted in names else {}
+        lines = {who: line for who, line in lines.items() if np.isfinite(line).any()}
+        if lines:
+            drawn = {who: (*MODELS[who], COLOURS[who], line) for who, line in lines.items()}
+            yield _shift_panel(series, metric(wanted).label, drawn, metric(wanted).percent)
+
+
+def _score_panels(series: Sequence[Shift]) -> Iterator[Panel]:
+    scores = dict.fromkeys(name for shift in series for name in shift.mean_scores)
+    for index, name in enumerate(list(scores)[:MOST_SERIES]):
+        line = np.array([float(shift.mean_scores.get(name, np.nan)) for shift in series])
+        if np.isfinite(line).any():
+            drawn: dict[str, Line] = {name: ("", "-", "o", colour_of(index), line)}
+            yield _shift_panel(series, f"Mean {score_label(name)}", drawn, False)
 
 
 def _along(series: Sequence[Shift], who: str, name: str) -> Array:
