@@ -12,7 +12,7 @@ import pytest
 import typer
 from scipy import special, stats
 from sklearn import metrics as sk
-from support.answering_models import Answering, answering, write_record
+from support.answering_models import EMPTY_RECORD, Answering, answering, write_record
 from typer.testing import CliRunner
 
 from gapa_onnx.cli.evaluate import evaluate as command
@@ -547,9 +547,9 @@ def test_a_file_that_was_not_converted(classified, tmp_path):
 def test_a_file_without_a_task(classified):
     model, _, labels = classified
     proto = onnx.load(model.path)
-    head = {"task": "none", "logits": "y", "link": "identity", "axis": None, "outputs": {}}
-    for record in ({"outputs": {}}, {"outputs": {}, "heads": {}}, {"outputs": {}, "heads": {"y": head}}):
-        write_record(proto, record)
+    head = {"task": "none", "logits": "y", "link": "identity", "axis": None, "reason": "", "outputs": {}}
+    for heads in ({}, {"y": head}):
+        write_record(proto, {**EMPTY_RECORD, "heads": heads})
         with pytest.raises(UserError, match="has no task, so there is nothing to compare") as caught:
             evaluate(proto, model.data, labels)
         assert "`task`" in caught.value.hint
@@ -674,7 +674,7 @@ def test_cost_beside_another_model_is_refused(classified, tmp_path):
     model, _, labels = classified
     proto = onnx.load(model.path)
     record = json.loads(proto.metadata_props[0].value)
-    write_record(proto, {**record, "source": {"sha256": "0" * 64}})
+    write_record(proto, {**record, "source": {**record["source"], "sha256": "0" * 64}})
     other = onnx.load(model.path)
     del other.metadata_props[:]
     onnx.save(other, tmp_path / "other.onnx")

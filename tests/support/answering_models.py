@@ -26,6 +26,8 @@ EMPTY_RECORD: dict[str, Any] = {
     "heads": {},
     "cuts": [],
 }
+#: What a head says of its score besides the threshold.
+_SCORE = {"kind": "epistemic", "rows": 0, "source": "by hand", "quantiles": {}, "tensor": ""}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def answering(
 ) -> Answering:
     """Write a model that gives `answers` (name -> (n, …)), with a head that names them by role.
 
-    `head` is completed: a role `probs` is the output `y_probs`. `inputs` are further inputs, unused.
+    `head` is completed, and its score too: a role `probs` is the output `y_probs`. `inputs` are further inputs, unused.
     """
     nodes, initializers, outputs, start = [], [], [], 0
     for name, values in answers.items():
@@ -79,6 +81,8 @@ def answering(
         "outputs": roles,
         **head,
     }
+    if "score" in head:
+        whole["score"] = {**_SCORE, **head["score"]}
     write_record(model, {**EMPTY_RECORD, "heads": {output: whole}})
     onnx.save(model, path)
     rows = len(next(iter(answers.values())))
