@@ -92,6 +92,8 @@ def source(answer: Mapping[str, Any]) -> None:
     ]
     _table("operators", headings, rows)
     _refused(answer["refused"])
+    missed = [(entry["op"], entry["node"], entry["reason"]) for entry in answer["turned_down"]]
+    _table("nearly one operator, and why not", ("Pattern", "Node", "Reason"), missed)
     _gap()
     _lines(*_cost(answer["cost"]))
 
