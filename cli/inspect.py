@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from gapa_onnx.cli import options
 from gapa_onnx.cli.console import print_json
@@ -15,8 +17,21 @@ if TYPE_CHECKING:
 
 
 @options.settings_options("sites")
-def inspect(model: options.Model, *, settings: Settings, as_json: options.Json = False) -> int:
+def inspect(
+    context: typer.Context,
+    model: options.Model,
+    *,
+    settings: Settings,
+    as_json: options.Json = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", help="Show groups of nodes that are nearly one operator, and the trace of an error."
+        ),
+    ] = False,
+) -> int:
     """Show a model's sites, operators and cost, or a converted file's provenance."""
+    context.obj.debug = context.obj.debug or debug
     from gapa_onnx.cli import records, render
     from gapa_onnx.model.load import read_proto
     from gapa_onnx.record import read
@@ -32,7 +47,11 @@ def inspect(model: options.Model, *, settings: Settings, as_json: options.Json =
         }
         show = render.converted
     else:
-        answer = {"kind": "source", "file": str(model), **_source_record(model, settings)}
+        answer = {
+            "kind": "source",
+            "file": str(model),
+            **_source_record(model, settings, context.obj.debug),
+        }
         show = render.source
     if as_json:
         print_json(answer)
@@ -41,11 +60,12 @@ def inspect(model: options.Model, *, settings: Settings, as_json: options.Json =
     return 0
 
 
-def _source_record(path: Path, settings: Settings) -> dict[str, Any]:
+def _source_record(path: Path, settings: Settings, debug: bool) -> dict[str, Any]:
     from gapa_onnx.cli import cost, records
     from gapa_onnx.model.load import load
     from gapa_onnx.plan.analyse import analyse, operator_table
     from gapa_onnx.plan.placement import find_sites
+    from gapa_onnx.variance.patterns import turned_down
 
     source = load(path)
     problem = None
@@ -59,6 +79,7 @@ def _source_record(path: Path, settings: Settings) -> dict[str, Any]:
         candidates = find_sites(source, "all")
     except UserError:
         candidates = ()
+    visible = {site.output for site in plan.sites} if plan else set()
     return {
         "opset": source.opset,
         "sha256": source.sha256,
@@ -69,6 +90,7 @@ def _source_record(path: Path, settings: Settings) -> dict[str, Any]:
         "candidates": [records.site_record(site, source) for site in candidates],
         "tensors": [] if candidates else _float_tensors(source),
         "operators": [{**vars(row), "nodes": list(row.nodes)} for row in operator_table(source)],
+        "turned_down": [vars(entry) for entry in turned_down(source.graph, visible)] if debug else [],
         "cost": cost.estimate(source, plan.sites if plan else ()),
     }
 

@@ -96,6 +96,8 @@ def source(answer: Mapping[str, Any]) -> None:
     table("operators, and what becomes of a variance v in each", headings, rows)
     legend(Accuracy="exact or first order (for small variances), for independent inputs")
     _refused(answer["refused"])
+    missed = [(entry["op"], entry["node"], entry["reason"]) for entry in answer["turned_down"]]
+    table("nearly one operator, and why not", ("Pattern", "Node", "Reason"), missed)
     gap()
     lines(*_cost(answer["cost"]))
 

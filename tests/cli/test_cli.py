@@ -685,6 +685,20 @@ def test_debug_shows_the_trace(capsys):
     assert code == 2 and "Traceback" in err and "error: no such file: gone.onnx" in err
 
 
+NEARLY_GELU = """m (float[n, 4] x) => (float[n, 4] y)
+    <float r = {0.70710678}, float one = {1}, float third = {0.3333}>
+    { a = Mul(x, r) e = Erf(a) o = Add(e, one) b = Mul(x, o) y = Mul(b, third) }"""
+
+
+def test_debug_shows_what_is_nearly_one_operator(capsys, folder):
+    path = save(folder / "nearly.onnx", NEARLY_GELU)
+    code, text, _ = call(capsys, "inspect", "--debug", path)
+    assert code == 0 and "nearly one operator" in text and "Gelu" in text and "in place of halves" in text
+    assert "nearly one operator" not in call(capsys, "inspect", path)[1]
+    code, _, err = call(capsys, "inspect", "--debug", "gone.onnx")
+    assert code == 2 and "Traceback" in err
+
+
 # --------------------------------------------------------------------- the process
 
 

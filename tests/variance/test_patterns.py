@@ -22,7 +22,7 @@ from support.spellings import CONSTANTS, ERF, MEAN, SPELLINGS, SQUARE, TANH, VAR
 
 import gapa_onnx.variance.propagation
 from gapa_onnx.model.load import load
-from gapa_onnx.variance.patterns import PATTERN_DOMAIN, PATTERNS, Composite, find_composites
+from gapa_onnx.variance.patterns import PATTERN_DOMAIN, PATTERNS, Composite, find_composites, turned_down
 from gapa_onnx.variance.patterns.composite import Output
 
 #: Of float32 variances: some tens of operations by ε each, times the condition of terms such as
@@ -473,3 +473,59 @@ def test_models_of_others(name: str) -> None:
     graph = load(zoo.FOLDER / name).graph
     found = collections.Counter(composite.node.op for composite in find_composites(graph, set()))
     assert found == CENSUS[name]
+
+
+# ------------------------------------------------------------------ what is turned down
+
+NEARLY = {
+    # A body over x, what it nearly spells, and a part of the reason.
+    "a = Mul(x, r) e = Erf(a) o = Add(e, one) b = Mul(x, o) y = Mul(b, third)": ("Gelu", "in place of halves"),
+    "e = Erf(x) o = Add(e, one) b = Mul(x, o) y = Mul(b, half)": ("Gelu", "erf is taken of"),
+    "a = Mul(x, three) y = Max(x, a)": ("LeakyRelu", "is not below 1"),
+    "m = ReduceMean<axes=[2]>(x) d = Sub(x, m) q = Mul(x, x) v = ReduceMean<axes=[2]>(q) w = Add(v, eps) "
+    "s = Sqrt(w) y = Div(d, s)": ("LayerNormalization", "its spread is that about 0"),
+    "q = Mul(x, x) t = ReduceSum(q, both) w = Add(t, eps) s = Sqrt(w) y = Div(x, s)": (
+        "LpNormalization",
+        "the operator has one",
+    ),
+}  # fmt: skip
+FITTING = {
+    "a = Mul(x, r) e = Erf(a) o = Add(e, one) b = Mul(x, o) y = Mul(b, half)": "Gelu",
+    # The inner product is a composite by itself, and the last node only scales it.
+    "a = Mul(x, r) e = Erf(a) o = Add(e, one) b = Mul(x, o) g = Mul(b, half) y = Mul(g, three)": "Gelu",
+    "s = Sigmoid(x) y = Mul(x, s)": "Swish",
+    "a = Mul(x, third) y = Max(x, a)": "LeakyRelu",
+}
+DECLARED = (
+    "<float r = {0.70710678}, float one = {1}, float half = {0.5}, float third = {0.3333}, float three = {3}, "
+    "float eps = {0.00001}, int64[2] both = {1, 2}>"
+)
+
+
+def nearly(body: str) -> onnx.ModelProto:
+    return parse(f"m (float[2, 3, 4] x) => (float[2, 3, 4] y) {DECLARED} {{ {body} }}", 17)
+
+
+@pytest.mark.parametrize("body", NEARLY)
+def test_what_is_nearly_a_composite_says_why_it_is_none(body: str) -> None:
+    op_type, reason = NEARLY[body]
+    (found,) = [entry for entry in turned_down(load(nearly(body)).graph, set()) if entry.op == op_type]
+    assert reason in found.reason
+    assert op_type not in [composite.node.op for composite in composites(nearly(body))]
+
+
+@pytest.mark.parametrize("body", FITTING)
+def test_a_composite_that_is_found_is_not_listed(body: str) -> None:
+    assert [composite.node.op for composite in composites(nearly(body))] == [FITTING[body]]
+    assert turned_down(load(nearly(body)).graph, set()) == []
+
+
+def test_a_site_inside_is_a_reason() -> None:
+    model = nearly("s = Sigmoid(x) y = Mul(x, s)")
+    (found,) = turned_down(load(model).graph, {"s"})
+    assert (found.op, "'s' inside it is a site" in found.reason) == ("Swish", True)
+
+
+def test_plain_arithmetic_is_nearly_nothing() -> None:
+    body = "a = Mul(x, half) b = Add(a, one) c = Tanh(b) y = Mul(c, x)"
+    assert turned_down(load(nearly(body)).graph, set()) == []

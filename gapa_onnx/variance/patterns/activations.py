@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from gapa_onnx.variance.patterns.composite import Output, Spelled, pattern
+from gapa_onnx.variance.patterns.composite import NearMiss, Output, Spelled, pattern
 from gapa_onnx.variance.patterns.formula import (
     affine,
     bounded,
@@ -36,15 +36,17 @@ class Gated:
 
 
 @pattern("Mul", "Div")
-def gated(y: Output) -> Spelled | None:
+def gated(y: Output) -> Spelled | NearMiss | None:
     """A tensor times a function of itself."""
+    missed: NearMiss | None = None
     if any(_may_be_gate(factor) for factor in (*y.factors.over, *y.factors.under)):
         for form in _gated_forms(y.tensor):
             for reading in (swish, gelu, mish, hard_swish):
                 found = reading(form)
-                if found is not None:
+                if isinstance(found, Spelled):
                     return found
-    return None
+                missed = missed or found
+    return missed
 
 
 def _may_be_gate(tensor: gs.Tensor) -> bool:
@@ -78,20 +80,23 @@ def _one_plus_exp(tensor: gs.Tensor) -> gs.Node | None:
     return made_by(grown.core, "Exp") if close(grown.a, 1) and close(grown.b, 1) else None
 
 
-def gelu(y: Gated) -> Spelled | None:
+def gelu(y: Gated) -> Spelled | NearMiss | None:
     """x (1 + erf(x / √2)) / 2, or x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2."""
     shifted = affine(y.gate)  # b + a erf(z)
     a, b = y.c * shifted.a, y.c * shifted.b
     node = made_by(shifted.core, "Erf", "Tanh")
-    if node is None or y.inverse or not close(b, 0.5) or not close(abs(a), 0.5):
-        return None
+    found = polynomial(node.inputs[0], y.x) if node is not None and not y.inverse else None
+    if node is None or found is None or (node.op == "Tanh" and 3 not in found):
+        return None  # a gate of another tensor, or x tanh(x)
+    if not close(b, 0.5) or not close(abs(a), 0.5):
+        return NearMiss("Gelu", f"x ({b:.6g} + {a:.6g} {node.op.lower()}(…)) in place of halves")
     sign = math.copysign(1, a)  # both functions are odd: 1 - erf(-z) = 1 + erf(z)
-    found = polynomial(node.inputs[0], y.x)
-    if node.op == "Erf":
-        return Spelled("Gelu", [y.x]) if is_polynomial(found, {1: sign * math.sqrt(1 / 2)}) else None
-    k = sign * math.sqrt(2 / math.pi)
-    fits = is_polynomial(found, {1: k, 3: 0.044715 * k})
-    return Spelled("Gelu", [y.x], {"approximate": "tanh"}) if fits else None
+    root = math.sqrt(1 / 2 if node.op == "Erf" else 2 / math.pi)
+    wanted = {1: sign * root} if node.op == "Erf" else {1: sign * root, 3: sign * 0.044715 * root}
+    if not is_polynomial(found, wanted):
+        terms = " + ".join(f"{value:.6g} x^{power}" for power, value in sorted(found.items()))
+        return NearMiss("Gelu", f"{node.op.lower()} is taken of {terms}")
+    return Spelled("Gelu", [y.x], {} if node.op == "Erf" else {"approximate": "tanh"})
 
 
 def mish(y: Gated) -> Spelled | None:
@@ -158,18 +163,21 @@ def hard_sigmoid(y: Output) -> Spelled | None:
 
 
 @pattern("Max")
-def leaky_relu(y: Output) -> Spelled | None:
+def leaky_relu(y: Output) -> Spelled | NearMiss | None:
     """max(x, αx) with α < 1"""
+    missed: NearMiss | None = None
     if len(y.node.inputs) == 2:
         for x, other in (y.node.inputs, y.node.inputs[::-1]):
             alpha = slope(other, x)
             if alpha is not None and alpha < 1:
                 return Spelled("LeakyRelu", [x], {"alpha": alpha})
-    return None
+            if alpha is not None:
+                missed = NearMiss("LeakyRelu", f"its slope {alpha:.6g} is not below 1")
+    return missed
 
 
 @pattern("Add", "Sub")
-def parametric_relu(y: Output) -> Spelled | None:
+def parametric_relu(y: Output) -> Spelled | NearMiss | None:
     """max(x, 0) + α min(x, 0), the second term as -α max(-x, 0), α (x - |x|) / 2 or α (x - max(x, 0)).
 
     Where α is a tensor, the source may hold its negative, which the rule is told as `sign`.
@@ -189,6 +197,7 @@ def parametric_relu(y: Output) -> Spelled | None:
             return Spelled("LeakyRelu", [kept.core], {"alpha": alpha})
         if close(abs(alpha), 1):
             return Spelled("PRelu", [kept.core, found.scales[0]], {"sign": -1} if alpha < 0 else {})
+        return NearMiss("PRelu", f"its slope is multiplied by {alpha:.6g}")
     return None
 
 

@@ -68,7 +68,24 @@ class Output:
         return product(self.tensor)
 
 
-Pattern = Callable[[Output], Spelled | None]
+@dataclass(frozen=True)
+class NearMiss:
+    """A tensor that has the operators of a pattern and yet is not what it spells, and why."""
+
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TurnedDown:
+    """A group of nodes that is nearly a composite: what it would spell, where it ends, and why it is none."""
+
+    op: str
+    node: str
+    reason: str
+
+
+Pattern = Callable[[Output], Spelled | NearMiss | None]
 
 PATTERNS: dict[str, list[Pattern]] = {}
 """By the operator type of the group's last node; the first that fits wins."""
@@ -92,28 +109,60 @@ def find_composites(graph: gs.Graph, visible: set[str]) -> Iterator[Composite]:
     composite's input or output, but not in its interior. Composites may share nodes; one that is
     wholly hidden in another is left out.
     """
+    for _, composite, _ in _look(graph, visible):
+        if composite is not None:
+            yield composite
+
+
+def turned_down(graph: gs.Graph, visible: set[str]) -> list[TurnedDown]:
+    """What is nearly a composite, in the order of the graph.
+
+    Of nodes that follow each other the last one speaks for a pattern, and none where a composite of that
+    kind is found in front of it or around it.
+    """
+    missed: dict[tuple[int, str], TurnedDown] = {}
+    inside: set[int] = set()
+    for node, composite, misses in _look(graph, visible):
+        readers = [id(reader) for tensor in node.outputs for reader in tensor.outputs]
+        if composite is not None:
+            inside.update(id(member) for member in composite.interior)
+            for reader in readers:
+                missed.pop((reader, composite.node.op), None)
+        elif id(node) not in inside:
+            for miss in misses:
+                if all((reader, miss.op) not in missed for reader in readers):
+                    name = node.name or node.outputs[0].name
+                    missed.setdefault((id(node), miss.op), TurnedDown(miss.op, name, miss.reason))
+    return list(missed.values())[::-1]
+
+
+def _look(graph: gs.Graph, visible: set[str]) -> Iterator[tuple[gs.Node, Composite | None, list[NearMiss]]]:
+    """What is found at each node that may be the last of a group, last nodes first."""
     outputs = {tensor.name for tensor in graph.outputs}
     hidden: set[int] = set()
     for node in reversed(graph.nodes):
         if node.op in PATTERNS and node.domain in (None, "", "ai.onnx") and id(node) not in hidden:
-            composite = _composite_at(node, graph.opset, visible)
+            composite, misses = _composite_at(node, graph.opset, visible)
             if composite is not None:
                 hidden |= composite.hidden(outputs)
-                yield composite
+            yield node, composite, misses
 
 
-def _composite_at(last: gs.Node, opset: int, visible: set[str]) -> Composite | None:
+def _composite_at(last: gs.Node, opset: int, visible: set[str]) -> tuple[Composite | None, list[NearMiss]]:
     output = Output(last.outputs[0], opset)
+    misses: list[NearMiss] = []
     for fits in PATTERNS[last.op]:
         spelled = fits(output)
-        composite = _enclose(last, spelled, visible) if spelled is not None else None
-        if composite is not None:
-            return composite
-    return None
+        found = _enclose(last, spelled, visible) if isinstance(spelled, Spelled) else spelled
+        if isinstance(found, Composite):
+            return found, []
+        if found is not None:
+            misses.append(found)
+    return None, misses
 
 
-def _enclose(last: gs.Node, spelled: Spelled, visible: set[str]) -> Composite | None:
-    """The group between the last node and the operator's inputs; None where it is no closed group."""
+def _enclose(last: gs.Node, spelled: Spelled, visible: set[str]) -> Composite | NearMiss:
+    """The group between the last node and the operator's inputs, where it is a closed group."""
     inputs = [None if tensor is None else through(tensor) for tensor in spelled.inputs]
     entries: dict[int, gs.Tensor] = {}  # where the group reads an input, by the input
     interior: dict[int, gs.Node] = {}
@@ -125,17 +174,25 @@ def _enclose(last: gs.Node, spelled: Spelled, visible: set[str]) -> Composite | 
         if is_input and (tensor is source or tensor.name in visible):
             # A site on a copy of the input is an input itself, if everything is read from there.
             if entries.setdefault(id(source), tensor) is not tensor:
-                return None
+                return NearMiss(spelled.op, f"{source.name!r} is read both before and behind a site on it")
         elif not is_constant(tensor):
             node = tensor.inputs[0] if tensor.inputs else None
-            if node is None or tensor.name in visible or len(interior) == MOST_NODES:
-                return None
+            if node is None:
+                return NearMiss(spelled.op, f"it reads {tensor.name!r} besides its inputs")
+            if tensor.name in visible:
+                return NearMiss(
+                    spelled.op, f"{tensor.name!r} inside it is a site, which keeps its own variance"
+                )
+            if len(interior) == MOST_NODES:
+                return NearMiss(spelled.op, f"it would have more than {MOST_NODES} nodes")
             if id(node) not in interior:
                 interior[id(node)] = node
                 waiting += _read(node)
     read = [gs.Variable.empty() if tensor is None else entries.get(id(tensor), tensor) for tensor in inputs]
     if spelled.keeps_shape and not _same_shape(last.outputs[0], read[0]):
-        return None
+        return NearMiss(
+            spelled.op, f"its output has another shape than {read[0].name!r}: a constant broadcasts it"
+        )
     virtual = VirtualNode(spelled.op, last.name, spelled.attrs, read, [last.outputs[0]], spelled.domain)
     return Composite(virtual, last, tuple(interior.values()))
 

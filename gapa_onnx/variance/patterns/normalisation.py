@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from gapa_onnx.variance.patterns.composite import PATTERN_DOMAIN, Output, Spelled, pattern
+from gapa_onnx.variance.patterns.composite import PATTERN_DOMAIN, NearMiss, Output, Spelled, pattern
 from gapa_onnx.variance.patterns.formula import (
     Product,
     close,
@@ -83,7 +83,7 @@ class Normalised:
         return Spelled("Normalization", inputs, over, PATTERN_DOMAIN)
 
 
-def _normalised(y: gs.Tensor, found: Product) -> Normalised | None:
+def _normalised(y: gs.Tensor, found: Product) -> Normalised | NearMiss | None:
     root = _root(found)
     moment = second_moment_of(root.square) if root is not None else None
     if root is None or moment is None:
@@ -95,11 +95,26 @@ def _normalised(y: gs.Tensor, found: Product) -> Normalised | None:
         if root is None:
             return None
     numerator = _others(found, root)
-    if numerator is None or len(numerator) != 1 or len(found.scales) > 1 or not close(found.coefficient, 1):
-        return None
-    if not moment.of.fits(root.factor) or not _is_numerator(numerator[0], moment):
-        return None
+    if numerator is None or len(numerator) != 1 or not _is_numerator(numerator[0], moment):
+        return _other_mean(numerator, moment)
+    op = "LayerNormalization" if moment.centred else "RMSNormalization"
+    if len(found.scales) > 1 or not close(found.coefficient, 1):
+        return NearMiss(op, f"it is multiplied by {found.coefficient:.6g} and {len(found.scales)} constants")
+    if not moment.of.fits(root.factor):
+        return NearMiss(op, f"its spread over the axes {moment.of.axes} does not stand beside its elements")
     return Normalised(moment, found.scales[0] if found.scales else None, max(moment.floor, root.floor**2))
+
+
+def _other_mean(numerator: list[gs.Tensor] | None, moment: MeanSquare) -> NearMiss | None:
+    """Why x less its mean is not divided by its own deviation."""
+    mean = deviation_of(numerator[0]) if numerator is not None and len(numerator) == 1 else None
+    if mean is None or not same(mean.x, moment.of.x):
+        return None
+    if mean.axes != moment.of.axes:
+        reason = f"its mean is over the axes {mean.axes}, its spread over {moment.of.axes}"
+    else:
+        reason = "its spread is that about 0, not about its mean"
+    return NearMiss("LayerNormalization", reason)
 
 
 def _is_numerator(tensor: gs.Tensor, moment: MeanSquare) -> bool:
@@ -110,19 +125,19 @@ def _is_numerator(tensor: gs.Tensor, moment: MeanSquare) -> bool:
 
 
 @pattern("Mul", "Div")
-def normalisation(y: Output) -> Spelled | None:
+def normalisation(y: Output) -> Spelled | NearMiss | None:
     found = _normalised(y.tensor, y.factors)
-    return found.spelled() if found is not None else None
+    return found.spelled() if isinstance(found, Normalised) else found
 
 
 @pattern("Add")
-def shifted_normalisation(y: Output) -> Spelled | None:
+def shifted_normalisation(y: Output) -> Spelled | NearMiss | None:
     """A normalisation and a constant."""
     a, b = y.node.inputs
     for inner, bias in ((a, b), (b, a)):
         if is_constant(bias):
             found = _normalised(inner, product(inner))
-            return found.spelled(bias) if found is not None else None
+            return found.spelled(bias) if isinstance(found, Normalised) else found
     return None
 
 
@@ -169,10 +184,10 @@ def _scaled_alike(scaled: gs.Tensor, shift: gs.Tensor) -> Normalised | None:
 
 
 @pattern("Mul", "Div")
-def lp_normalisation(y: Output) -> Spelled | None:
+def lp_normalisation(y: Output) -> Spelled | NearMiss | None:
     """x / ‖x‖ over one axis. The small number that keeps the norm from 0 is `epsilon`."""
     norm = _norm(y.factors)
-    if norm is None or len(norm.of.axes) != 1:
+    if norm is None:
         return None
     found = product(y.tensor, keep=norm.of.x)
     over = [factor for factor in found.over if factor is not norm.factor]
@@ -180,6 +195,8 @@ def lp_normalisation(y: Output) -> Spelled | None:
     alone = not under and len(over) == 1 and not found.scales and close(found.coefficient, 1)
     if not alone or not same(over[0], norm.of.x) or not norm.of.fits(norm.factor):
         return None
+    if len(norm.of.axes) != 1:
+        return NearMiss("LpNormalization", f"its norm is over the axes {norm.of.axes}; the operator has one")
     attrs = {"axis": norm.of.axes[0], "p": norm.p, "epsilon": norm.floor}
     return Spelled("LpNormalization", [norm.of.x], attrs)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from gapa_onnx.variance.patterns.composite import PATTERN_DOMAIN, Output, Spelled, pattern
+from gapa_onnx.variance.patterns.composite import PATTERN_DOMAIN, NearMiss, Output, Spelled, pattern
 from gapa_onnx.variance.patterns.formula import (
     BROADCASTING,
     close,
@@ -22,7 +22,7 @@ from gapa_onnx.variance.patterns.reductions import Reduced, reduced
 
 
 @pattern("Mul", "Div")
-def softmax(y: Output) -> Spelled | None:
+def softmax(y: Output) -> Spelled | NearMiss | None:
     """eˣ / Σeˣ, also of x less its maximum."""
     found = y.factors
     if len(found.over) != 1 or len(found.under) != 1 or found.scales or not close(found.coefficient, 1):
@@ -67,28 +67,30 @@ def _before_maximum(tensor: gs.Tensor, axes: tuple[int, ...]) -> gs.Tensor:
     return through(node.inputs[0]) if fits else tensor
 
 
-def _along(op_type: str, x: gs.Tensor, axes: tuple[int, ...], opset: int) -> Spelled | None:
+def _along(op_type: str, x: gs.Tensor, axes: tuple[int, ...], opset: int) -> Spelled | NearMiss:
     """The operator over one axis. Before opset 13 it takes all axes from the given one on."""
-    if len(axes) != 1 or opset < 13 and axes != (-1,):
-        return None
+    if len(axes) != 1:
+        return NearMiss(op_type, f"its sum is over the axes {axes}; the operator has one")
+    if opset < 13 and axes != (-1,):
+        return NearMiss(op_type, f"before opset 13 the operator cannot take axis {axes[0]} alone")
     axis = axes[0] if x.shape is None else len(x.shape) + axes[0]
     if axis < 0 and opset < 11:  # where axes are not counted from the end
-        return None
+        return NearMiss(op_type, "before opset 11 it must be known how many axes there are")
     return Spelled(op_type, [x], {"axis": axis})
 
 
 @pattern("Log")
-def log_of_softmax(y: Output) -> Spelled | None:
+def log_of_softmax(y: Output) -> Spelled | NearMiss | None:
     inner = through(y.node.inputs[0])
     node = made_by(inner, "Softmax")
     if node is not None:
         return Spelled("LogSoftmax", [node.inputs[0]], dict(node.attrs))
     found = softmax(Output(inner, y.opset))
-    return found and Spelled("LogSoftmax", found.inputs, found.attrs)
+    return Spelled("LogSoftmax", found.inputs, found.attrs) if isinstance(found, Spelled) else found
 
 
 @pattern("Sub")
-def log_softmax(y: Output) -> Spelled | None:
+def log_softmax(y: Output) -> Spelled | NearMiss | None:
     """x - ln Σeˣ, also of x less its maximum."""
     z, subtracted = y.node.inputs
     total = _log_sum_exp(subtracted)
@@ -136,7 +138,7 @@ def _softmax_input(weights: gs.Tensor, opset: int) -> gs.Tensor | None:
     node = made_by(weights, "Softmax")
     if node is None:
         found = softmax(Output(weights, opset)) if made_by(weights, "Mul", "Div") else None
-        x, axis = (found.inputs[0], found.attrs["axis"]) if found is not None else (None, 0)
+        x, axis = (found.inputs[0], found.attrs["axis"]) if isinstance(found, Spelled) else (None, 0)
     else:
         x, axis = node.inputs[0], node.attrs.get("axis", 1 if opset < 13 else -1)
     if x is None:
