@@ -23,6 +23,7 @@ from gapa_onnx.op.contract import CLASSES, DOMAIN, VERSION
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the native library is not built")
 LEVELS = ("generic", "avx2", "avx512")  # a CPU without one falls back to the level below
+BY_DAY = [pytest.param(level, marks=pytest.mark.nightly if level == "avx2" else ()) for level in LEVELS]
 OUTPUTS = [port.name for port in CLASSES.outputs]
 PARTS = ("entropy", "aleatoric", "epistemic")
 
@@ -164,7 +165,7 @@ def answers() -> dict[str, np.ndarray]:
 # ── values ────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=BY_DAY)
 def level(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     path = tmp_path_factory.mktemp(request.param) / "answers.npz"
     environment = os.environ | {

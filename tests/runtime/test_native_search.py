@@ -22,6 +22,7 @@ from gapa_onnx.op import reference
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the native library is not built")
 LEVELS = ("generic", "avx2", "avx512")  # a CPU without one falls back to the level below
+BY_DAY = [pytest.param(level, marks=pytest.mark.nightly if level == "avx2" else ()) for level in LEVELS]
 LIST_KINDS = ("ivf", "ivfpq", "local")
 
 
@@ -148,7 +149,7 @@ def main(folder: Path) -> None:
 # ── tests ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=BY_DAY)
 def level(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp(request.param)
     environment = os.environ | {

@@ -16,7 +16,7 @@ exact_cases = [case for case in CASES if rule_checks.is_exact(case)]
 
 
 def first_by_day(cases: list[Case]) -> pytest.MarkDecorator:
-    """The first case of each operator by day, the others at night: draws are slow, and the Jacobian sees them all."""
+    """The first case of each operator by day, the others at night: other checks see them all."""
     first = {case.key: case for case in reversed(cases)}.values()
     marks = {id(case): () for case in first}
     return pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_half_precision(case: Case) -> None:
     rule_checks.check_half(case)
 
 
-@every_case
+@first_by_day(CASES)
 def test_symbolic_dimensions_change_nothing(case: Case) -> None:
     assert rule_checks.check_shapes(case, "symbolic") is None
 
