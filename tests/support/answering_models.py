@@ -15,6 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 _TYPES = {"b": TensorProto.BOOL, "i": TensorProto.INT64, "f": TensorProto.FLOAT}
 KEY = "gapa_onnx"
+EMPTY_SCORE = {
+    "kind": "variance",
+    "rows": 0,
+    "source": "by hand",
+    "quantiles": {},
+    "tensor": "y/score/threshold",
+}
 #: The record of a file that holds nothing yet, as JSON has it.
 EMPTY_RECORD: dict[str, Any] = {
     "format": 1,
@@ -83,6 +90,8 @@ def answering(
     }
     if "score" in head:
         whole["score"] = {**_SCORE, **head["score"]}
+    if "score" in whole:
+        whole["score"] = {**EMPTY_SCORE, **whole["score"]}
     write_record(model, {**EMPTY_RECORD, "heads": {output: whole}})
     onnx.save(model, path)
     rows = len(next(iter(answers.values())))
