@@ -20,6 +20,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
+from gapa_onnx.model.collector import collector_paused
 from gapa_onnx.model.constants import constant_names
 from gapa_onnx.model.protos import sha256
 from gapa_onnx.model.shapes import infer_shapes
@@ -104,7 +105,8 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto) -> SourceModel:
         proto, opset = _with_default_domain(proto), OPSET_WHERE_NONE
     inferred = infer_shapes(proto)
     G_LOGGER.severity = G_LOGGER.CRITICAL  # graphsurgeon prints to stdout, which is the user's
-    graph = gs.import_onnx(inferred)
+    with collector_paused():
+        graph = gs.import_onnx(inferred)
     return SourceModel(
         given=given,
         proto=proto,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
 
+from gapa_onnx.model.collector import collector_paused
 from gapa_onnx.model.dtypes import is_float, is_quantised, variance_dtype
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.variance.expansion import expansion
@@ -86,7 +87,8 @@ def propagate(
     walk.outside = set(source.tensors)
     for tensor in source.graph.inputs:
         walk.settle(tensor, None)
-    walk.visit_all(source.graph, _live_tensors(source.graph))
+    with collector_paused():
+        walk.visit_all(source.graph, _live_tensors(source.graph))
     return Propagation(graph, walk.variances, tuple(walk.refused))
 
 

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from gapa_onnx.cli.inspect import _source_record
+from gapa_onnx.cli import main
 
 WIDTH = 4
 Block = Callable[[int, str], tuple[list[onnx.NodeProto], str]]
@@ -112,8 +112,9 @@ def test_inspect_does_twice_the_work_for_twice_the_nodes(
     for nodes in (150, 300, 600):
         path = tmp_path / f"{nodes}.onnx"
         onnx.save(model(block, nodes, shape), path)
+        arguments = ["inspect", str(path), "--sites", sites, "--json"]
         if not work:
-            _source_record(path, sites)  # what is only done once per process
-        work[nodes] = lines_run(lambda path=path: _source_record(path, sites))
+            assert main(arguments) == 0  # and what is only done once per process is done
+        work[nodes] = lines_run(lambda arguments=arguments: main(arguments))
     # What the second 150 nodes add is what the next 300 add, by twos.
     assert work[600] - work[300] == pytest.approx(2 * (work[300] - work[150]), rel=0.02)
