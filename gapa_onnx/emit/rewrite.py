@@ -70,7 +70,7 @@ def rewrite(
     """Write the variance graph for a plan and its calibration; outputs with targets get a noise head."""
     fits = {fit.site.output: fit for fit in calibration.fits}
     source = plan.source
-    tensors = source.graph.tensors()
+    tensors = source.tensors
     own: dict[str, Value] = {}
     at_sites: dict[str, SiteTensors] = {}
 

@@ -81,7 +81,7 @@ def with_noise(
     source: SourceModel, graph: VarianceGraph, head: Head, answer: Answer, site: str, hidden: Value
 ) -> Answer:
     """The answer with the aleatoric and the total variance, by a noise head that reads the queries of a site."""
-    output = source.graph.tensors()[head.output]
+    output = source.tensors[head.output]
     mean, epistemic = graph.tensor(output.name, output.dtype or np.float32), answer.roles["var"]
     aleatoric, tensors = emit_noise(graph, site, hidden, mean, f"{head.output}/noise")
     aleatoric = graph.cast(aleatoric, epistemic.dtype)
@@ -108,7 +108,7 @@ def _classes(
     factor: Value | None,
     settings: Settings,
 ) -> tuple[dict[str, Value], Value]:
-    tensors = source.graph.tensors()
+    tensors = source.tensors
     output, logits = tensors[head.output], tensors[head.logits]
     mean = graph.cast(graph.tensor(logits.name, logits.dtype or np.float32), variance_dtype(logits.dtype))
     return emit_classes(
@@ -139,7 +139,7 @@ def _options(settings: Settings) -> HeadOptions:
 
 
 def _class_count(source: SourceModel, head: Head) -> int | None:
-    shape = source.graph.tensors()[head.logits].shape
+    shape = source.tensors[head.logits].shape
     size = None if shape is None else shape[head.axis]
     return size if isinstance(size, int) else None
 

@@ -122,9 +122,8 @@ def choose(calibration: Calibration, purposes: Purpose, known: Array | None, see
 
     All purposes take the first rows of one random order, so that what is computed for one serves the others too.
     """
-    generator, rows = np.random.default_rng(seed), calibration.rows
-    fewest = generator.choice(rows, min(rows, _count(calibration, Purpose.WEIGHING)), replace=False)
-    order = np.concatenate([fewest, generator.permutation(np.setdiff1d(np.arange(rows), fewest))])
+    rows = calibration.rows
+    order = np.random.default_rng(seed).choice(rows, rows, replace=False)[::-1]
     with_target = order if known is None else order[np.isin(order, known)]
     wanted = np.zeros(rows, np.uint8)
     for purpose in Purpose:

@@ -175,8 +175,10 @@ def _with_noise(
                 "choose a site or layout that has one, such as NAME:pooled or NAME:flat",
             )
         true = targets[batch.positions].reshape(answers[output].shape).astype(np.float64)
-        parts.append((features, _columns(true - answers[output]), _columns(answers[var])))
-    features, residuals, variances = (np.concatenate(part) for part in zip(*parts))
+        parts.append((batch.positions, features, _columns(true - answers[output]), _columns(answers[var])))
+    positions, *columns = (np.concatenate(part) for part in zip(*parts))
+    # In the order of the data: what is learnt does not depend on how rows were put into batches.
+    features, residuals, variances = (column[np.argsort(positions)] for column in columns)
     head = fit_noise(features, residuals, variances, seed=settings.seed, progress=progress)
     return replace(numbers, noise={**numbers.noise, output: head})
 
