@@ -46,7 +46,7 @@ class Operand:
     def variance(self) -> Value:
         """The variance of an operand that a rule takes for uncertain."""
         if self.var is None:
-            raise ValueError(f"{self.tensor.name!r} is certain: it has no variance")
+            raise Refused(f"only inputs other than {self.tensor.name!r} are uncertain")
         return self.var
 
     @property
