@@ -123,7 +123,9 @@ def choose(calibration: Calibration, purposes: Purpose, known: Array | None, see
     All purposes take the first rows of one random order, so that what is computed for one serves the others too.
     """
     rows = calibration.rows
-    order = np.random.default_rng(seed).choice(rows, rows, replace=False)[::-1]
+    generator = np.random.default_rng(seed)
+    first = generator.choice(rows, min(rows, _count(calibration, Purpose.WEIGHING)), replace=False)
+    order = np.concatenate([first, generator.permutation(np.setdiff1d(np.arange(rows), first))])
     with_target = order if known is None else order[np.isin(order, known)]
     wanted = np.zeros(rows, np.uint8)
     for purpose in Purpose:
