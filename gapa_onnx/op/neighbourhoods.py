@@ -18,7 +18,7 @@ import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.op import reference
-from gapa_onnx.op.assignment import groups, nearest
+from gapa_onnx.op.assignment import nearest
 from gapa_onnx.threads import side_by_side
 
 _SPARE = 8  #: candidates beyond k at first
@@ -109,8 +109,10 @@ def telling(points: Array, sets: Sequence[Array], k: int, length_scale: float, j
         gram = _kernel(offsets, offsets)
         for rows, at, found in zip(sets, around, chosen):
             if at is not None:
-                to_rows = _kernel(offsets, (rows[at[part]] - origin) / length_scale)
-                order = _greedy(gram, to_rows * (at[part] >= 0)[:, None, :], k, jitter)
+                here = at[part, : np.count_nonzero(at[part] >= 0, axis=1).max()]
+                from_rows = _kernel((rows[here] - origin) / length_scale, offsets)
+                from_rows *= (here >= 0)[:, :, None]
+                order = _greedy(gram, from_rows, k, jitter)
                 found[part] = np.take_along_axis(near[part], order, axis=1)
 
     side_by_side(choose_part, range(0, len(points), step))
@@ -129,55 +131,59 @@ def _around(owners: Array, near: Array) -> Array:
     The rows (n,) whose nearest point it is, evenly taken; where they are few, also those of the points next to it.
     """
     least, most = _ROWS
-    cells = groups(owners, len(near))
+    sizes = np.bincount(owners, minlength=len(near))  # of the cells
+    starts, members = np.cumsum(sizes) - sizes, np.argsort(owners, kind="stable")
     around = np.full((len(near), most), -1)
-    for point, neighbours in enumerate(near):
-        own = cells[point]
-        found = own[:: -(-len(own) // most)] if len(own) else own
-        for neighbour in neighbours[1:]:
-            if len(found) >= least:
-                break
-            found = np.concatenate([found, cells[neighbour]])
-        found = found[:most]
-        around[point, : len(found)] = found
+    found = np.zeros(len(near), np.int64)
+    for place, neighbours in enumerate(near.T):
+        still = np.flatnonzero(found < least)
+        cells = neighbours[still]
+        stride = np.maximum(1, -(-sizes[cells] // most)) if place == 0 else np.ones(len(still), np.int64)
+        taken = np.minimum(-(-sizes[cells] // stride), most - found[still])
+        each = np.repeat(np.arange(len(still)), taken)
+        step = np.arange(len(each)) - (np.cumsum(taken) - taken)[each]  # within the cell
+        around[still[each], found[still[each]] + step] = members[starts[cells[each]] + step * stride[each]]
+        found[still] += taken
     return around
 
 
-def _greedy(gram: Array, to_rows: Array, k: int, jitter: float) -> Array:
-    """Positions (b, k) of the chosen among c points, from their kernels (b, c, c) and to t rows (b, c, t).
+def _greedy(gram: Array, from_rows: Array, k: int, jitter: float) -> Array:
+    """Positions (b, k) of the chosen among c points, from their kernels (b, c, c) and those of t rows (b, t, c).
 
     A pivoted Cholesky factorisation of the Gram matrix whose pivots are chosen by what they explain of the rows.
+    `from_rows` is used up. Loops are inside numpy, and longest along c: this is most of the time of a fit.
     """
     b, c, _ = gram.shape
     each = np.arange(b)
     left = np.full((b, c), 1 + jitter)  # variance of each point, given the chosen
-    factor = np.empty((k, b, c))
+    factor = np.empty((b, k, c))
     order = np.zeros((b, k), np.int64)
     free = np.ones((b, c), bool)
-    to_rows, product = to_rows.copy(), np.empty_like(to_rows)
+    product = np.empty_like(from_rows)
     for step in range(k):
         if step:
-            gain = np.einsum("bct,bct->bc", to_rows, to_rows) / left
+            gain = np.einsum("btc,btc->bc", from_rows, from_rows) / left
             order[:, step] = np.where(free, gain, -1.0).argmax(axis=1)
         pivot = order[:, step]
         free[each, pivot] = False
         root = np.sqrt(left[each, pivot])[:, None]
-        known = np.einsum("sbc,sb->bc", factor[:step], factor[:step, each, pivot])
-        column = (gram[each, :, pivot] - known) / root  # (b, c)
-        factor[step] = column
-        explained = to_rows[each, pivot] / root  # (b, t)
-        to_rows -= np.einsum(
-            "bc,bt->bct", column, explained, out=product
-        )  # twice as fast as a broadcast product
+        known = factor[each, :step, pivot][:, None, :] @ factor[:, :step]  # (b, 1, c)
+        column = (gram[each, pivot] - known[:, 0]) / root  # (b, c)
+        factor[:, step] = column
+        explained = from_rows[each, :, pivot] / root  # (b, t)
+        # faster than a broadcast product
+        from_rows -= np.einsum("bt,bc->btc", explained, column, out=product)
         left = np.maximum(left - column**2, jitter)  # so much is left of any point, but for rounding
     return order
 
 
 def _kernel(a: Array, b: Array) -> Array:
     """exp(−½‖a − b‖²) of offsets (b, n, d) and (b, m, d) in length scales, from a point near to both."""
-    squares = [np.einsum("bnd,bnd->bn", offsets, offsets) for offsets in (a, b)]
-    gaps: Array = squares[0][:, :, None] + squares[1][:, None, :] - 2 * (a @ b.transpose(0, 2, 1))
-    return np.exp(-np.maximum(gaps, 0) / 2)
+    halves = [np.einsum("bnd,bnd->bn", offsets, offsets) / 2 for offsets in (a, b)]
+    kernel: Array = a @ b.transpose(0, 2, 1)
+    kernel -= halves[0][:, :, None] + halves[1][:, None, :]
+    np.minimum(kernel, 0, out=kernel)
+    return np.exp(kernel, out=kernel)
 
 
 def neighbourhoods(points: Array, k: int) -> Array:
