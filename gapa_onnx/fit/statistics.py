@@ -19,6 +19,7 @@ QUANTILES = tuple(round(q / 1000, 3) for q in (*range(10, 990, 10), *range(990, 
 
 _EPS = float(np.finfo(np.float32).eps)
 _BLOCK_VALUES = 1 << 20  # float64 values per working block: 8 MB
+_CACHED_VALUES = 1 << 16  # of those that shares are solved with: half a MB, what a cache holds
 _SPARE_CANDIDATES = 8  # beyond k + 1, so that float32 rounding in the search cannot cost a neighbour
 
 
@@ -271,28 +272,45 @@ def leave_one_out_share(
     q, d = rows.shape
     wanted = min(len(points), (k if neighbourhoods is None else 1) + 1 + _SPARE_CANDIDATES)
     search = search or NearestSearch(points)
+    twins = rows if twins is None else twins
     shares = np.empty(q)
-    step = max(1, min(4096, 4 * _BLOCK_VALUES // (max(wanted, k) * d)))
-    for start in range(0, q, step):
-        part = rows[start : start + step]
-        candidates = search.candidates(part, wanted)  # (b, wanted)
-        twin = part if twins is None else twins[start : start + step]
-        own = _own(part, points, candidates[:, : 1 + _SPARE_CANDIDATES])
-        offsets, present, order = _without_itself(part, twin, points, candidates, own, sizes)
-        if neighbourhoods is not None:
-            first = order[:, :1]
-            nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
-            found = np.take_along_axis(present, first, axis=1)  # (b, 1)
-            if isinstance(neighbourhoods, Chosen):
-                group = neighbourhoods.without(part, nearest)
-            else:
-                group = neighbourhoods[nearest]
-            members = np.where(found, group[:, :k], -1)
-            offsets, present, order = _without_itself(part, twin, points, members, own, sizes)
-        kept = np.arange(len(part))[:, None], order[:, :k]
-        offsets, present = offsets[kept], present[kept]
-        shares[start : start + step] = _share(offsets / length_scale, present, jitter)
+    searched = max(1, min(4096, 4 * _BLOCK_VALUES // (max(wanted, k) * d)))
+    solved = max(1, _CACHED_VALUES // (max(wanted, k) * max(d, k)))
+    for start in range(0, q, searched):
+        candidates = search.candidates(rows[start : start + searched], wanted)  # (b, wanted)
+        for first in range(0, len(candidates), solved):
+            part = slice(start + first, start + min(first + solved, len(candidates)))
+            near = candidates[first : first + solved]
+            twin = rows[part] if twins is rows else twins[part]
+            offsets, present = _neighbours(rows[part], twin, points, near, k, sizes, neighbourhoods)
+            shares[part] = _share(offsets / length_scale, present, jitter)
     return shares
+
+
+def _neighbours(
+    rows: Array,
+    twins: Array,
+    points: Array,
+    candidates: Array,
+    k: int,
+    sizes: Array | None,
+    neighbourhoods: Array | Chosen | None,
+) -> tuple[Array, Array]:
+    """Offsets (b, ≤ k, d) from rows (b, d) to the neighbours that are left to them, and which of these count."""
+    own = _own(rows, points, candidates[:, : 1 + _SPARE_CANDIDATES])
+    offsets, present, order = _without_itself(rows, twins, points, candidates, own, sizes)
+    if neighbourhoods is not None:
+        first = order[:, :1]
+        nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
+        found = np.take_along_axis(present, first, axis=1)  # (b, 1)
+        if isinstance(neighbourhoods, Chosen):
+            group = neighbourhoods.without(rows, nearest)
+        else:
+            group = neighbourhoods[nearest]
+        members = np.where(found, group[:, :k], -1)
+        offsets, present, order = _without_itself(rows, twins, points, members, own, sizes)
+    kept = np.arange(len(rows))[:, None], order[:, :k]
+    return offsets[kept], present[kept]
 
 
 def _own(rows: Array, points: Array, candidates: Array) -> Array:
@@ -341,12 +359,15 @@ def _share(offsets: Array, present: Array, jitter: float) -> Array:
     Offsets are from the row, so ‖a‖² + ‖b‖² − 2ab loses no digits that a float64 solve would not.
     """
     squares = np.einsum("bkd,bkd->bk", offsets, offsets)
-    products = offsets @ offsets.transpose(0, 2, 1)  # (b, k, k)
-    both = present[:, :, None] & present[:, None, :]
-    gram = np.exp(products - (squares[:, :, None] + squares[:, None, :]) / 2) * both
+    counts = present.astype(np.float64)
+    gram = offsets @ offsets.transpose(0, 2, 1)  # (b, k, k)
+    gram -= (squares[:, :, None] + squares[:, None, :]) / 2
+    np.exp(gram, out=gram)
+    gram *= counts[:, :, None]
+    gram *= counts[:, None, :]
     each = range(gram.shape[1])
     gram[:, each, each] = 1 + jitter  # also of those that do not count: they are then unrelated points
-    to_row = np.exp(-squares / 2) * present
+    to_row = np.exp(-squares / 2) * counts
     explained = np.einsum("bk,bk->b", to_row, np.linalg.solve(gram, to_row[:, :, None])[:, :, 0])
     share: Array = np.clip(1 - explained, 0, 1)
     return share

@@ -56,8 +56,8 @@ def choose(points: Array, rows: Array, k: int, length_scale: float, jitter: floa
     """`telling` neighbourhoods of points (M, d) from rows (n, d), and from each half of them."""
     stripes = Stripes.across(rows, seed)
     half = stripes.half(rows)
-    sets = (rows, rows[half == 0], rows[half == 1])
-    whole, first, second = telling(points, sets, k, length_scale, jitter)
+    parts = (np.arange(len(rows)), *(np.flatnonzero(half == which) for which in (0, 1)))
+    whole, first, second = telling(points, rows, k, length_scale, jitter, parts)
     return Chosen(whole, (first, second), stripes)
 
 
@@ -86,20 +86,31 @@ def _along(direction: Array, rows: Array) -> Array:
     return along
 
 
-def telling(points: Array, sets: Sequence[Array], k: int, length_scale: float, jitter: float) -> list[Array]:
-    """Of points (M, d) near each of them, the k that leave least variance to the data around it, for sets of rows.
+def telling(
+    points: Array,
+    rows: Array,
+    k: int,
+    length_scale: float,
+    jitter: float,
+    parts: Sequence[Array] | None = None,
+) -> list[Array]:
+    """Of points (M, d) near each of them, the k that leave least variance to the rows (n, d) around it -> (M, k) int32.
 
     The first is the point itself. Then follows, again and again, the point a that lowers the summed variance of
     the rows r around it most, given what has been chosen: by Σ_r c(a, r)² / c(a, a), with c the covariance that is
-    left. Each beginning of the list is therefore a good choice as well, for a smaller k. For each set of rows
-    (n, d) -> (M, k) int32.
+    left. Each beginning of the list is therefore a good choice as well, for a smaller k.
+
+    There is one result for each of the `parts` of the rows, which are given by their positions; for all rows
+    without them.
     """
+    parts = [np.arange(len(rows))] if parts is None else parts
     near = neighbourhoods(points, min(len(points), round(_CHOICE * k)))  # (M, c)
-    chosen = [near[:, :k].copy() for _ in sets]
+    chosen = [near[:, :k].copy() for _ in parts]
     if near.shape[1] == k or k == 1:
         return chosen
-    sets = [rows[:: -(-len(rows) // (_ROWS[1] * len(points)))] if len(rows) else rows for rows in sets]
-    around = [_around(_owners(points, rows), near) if len(rows) else None for rows in sets]  # (M, t) each
+    parts = [part[:: max(1, -(-len(part) // (_ROWS[1] * len(points))))] for part in parts]
+    owners = _owners(points, rows, np.unique(np.concatenate(parts)))
+    around = [_around(part, owners[part], near) if len(part) else None for part in parts]  # (M, t) each
     step = max(1, _PIECE_VALUES // (near.shape[1] * max(points.shape[1], near.shape[1])))
 
     def choose_part(start: int) -> None:
@@ -107,7 +118,7 @@ def telling(points: Array, sets: Sequence[Array], k: int, length_scale: float, j
         origin = points[part, None].astype(np.float64)
         offsets = (points[near[part]] - origin) / length_scale
         gram = _kernel(offsets, offsets)
-        for rows, at, found in zip(sets, around, chosen):
+        for at, found in zip(around, chosen):
             if at is not None:
                 here = at[part, : np.count_nonzero(at[part] >= 0, axis=1).max()]
                 from_rows = _kernel((rows[here] - origin) / length_scale, offsets)
@@ -119,20 +130,25 @@ def telling(points: Array, sets: Sequence[Array], k: int, length_scale: float, j
     return chosen
 
 
-def _owners(points: Array, rows: Array) -> Array:
-    """The nearest point (M, d) of each row (n, d) -> (n,)."""
+def _owners(points: Array, rows: Array, wanted: Array) -> Array:
+    """The nearest point (M, d) of each of the rows (n, d) that are wanted, -1 for the others -> (n,)."""
     centre = points.mean(axis=0, dtype=np.float64)  # float32 loses digits to a common offset
-    return nearest((rows - centre).astype(np.float32), (points - centre).astype(np.float32))
+    owners = np.full(len(rows), -1)
+    if len(wanted):
+        centred = (rows[wanted] - centre).astype(np.float32)
+        owners[wanted] = nearest(centred, (points - centre).astype(np.float32))
+    return owners
 
 
-def _around(owners: Array, near: Array) -> Array:
+def _around(rows: Array, owners: Array, near: Array) -> Array:
     """Rows that stand for the data around each point, -1 where there are no more -> (M, _ROWS[1]).
 
-    The rows (n,) whose nearest point it is, evenly taken; where they are few, also those of the points next to it.
+    Of the rows (n,) those whose owner (n,) it is, evenly taken; where they are few, also those of the points next
+    to it.
     """
     least, most = _ROWS
     sizes = np.bincount(owners, minlength=len(near))  # of the cells
-    starts, members = np.cumsum(sizes) - sizes, np.argsort(owners, kind="stable")
+    starts, members = np.cumsum(sizes) - sizes, rows[np.argsort(owners, kind="stable")]
     around = np.full((len(near), most), -1)
     found = np.zeros(len(near), np.int64)
     for place, neighbours in enumerate(near.T):
