@@ -12,6 +12,7 @@ import numpy as np
 from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.op.neighbourhoods import Chosen
+from gapa_onnx.op.shares import rows_at_once, share_by_offsets
 from gapa_onnx.threads import one_thread
 
 # Quantiles that a file carries, of shares and of scores: every percent, and the tail in finer steps.
@@ -19,7 +20,6 @@ QUANTILES = tuple(round(q / 1000, 3) for q in (*range(10, 990, 10), *range(990, 
 
 _EPS = float(np.finfo(np.float32).eps)
 _BLOCK_VALUES = 1 << 20  # float64 values per working block: 8 MB
-_CACHED_VALUES = 1 << 16  # of those that shares are solved with: half a MB, what a cache holds
 _SPARE_CANDIDATES = 8  # beyond k + 1, so that float32 rounding in the search cannot cost a neighbour
 
 
@@ -275,7 +275,7 @@ def leave_one_out_share(
     twins = rows if twins is None else twins
     shares = np.empty(q)
     searched = max(1, min(4096, 4 * _BLOCK_VALUES // (max(wanted, k) * d)))
-    solved = max(1, _CACHED_VALUES // (max(wanted, k) * max(d, k)))
+    solved = rows_at_once(max(wanted, k), d)
     for start in range(0, q, searched):
         candidates = search.candidates(rows[start : start + searched], wanted)  # (b, wanted)
         for first in range(0, len(candidates), solved):
@@ -283,7 +283,7 @@ def leave_one_out_share(
             near = candidates[first : first + solved]
             twin = rows[part] if twins is rows else twins[part]
             offsets, present = _neighbours(rows[part], twin, points, near, k, sizes, neighbourhoods)
-            shares[part] = _share(offsets / length_scale, present, jitter)
+            shares[part] = share_by_offsets(offsets / length_scale, present, jitter)
     return shares
 
 
@@ -351,26 +351,6 @@ def _without_itself(
         present[at] = True
     order = np.lexsort((candidates, np.where(present, distances, np.inf)), axis=1)
     return offsets, present, order
-
-
-def _share(offsets: Array, present: Array, jitter: float) -> Array:
-    """s of each row from the offsets (b, k, d) to its neighbours in length scales -> (b,).
-
-    Offsets are from the row, so ‖a‖² + ‖b‖² − 2ab loses no digits that a float64 solve would not.
-    """
-    squares = np.einsum("bkd,bkd->bk", offsets, offsets)
-    counts = present.astype(np.float64)
-    gram = offsets @ offsets.transpose(0, 2, 1)  # (b, k, k)
-    gram -= (squares[:, :, None] + squares[:, None, :]) / 2
-    np.exp(gram, out=gram)
-    gram *= counts[:, :, None]
-    gram *= counts[:, None, :]
-    each = range(gram.shape[1])
-    gram[:, each, each] = 1 + jitter  # also of those that do not count: they are then unrelated points
-    to_row = np.exp(-squares / 2) * counts
-    explained = np.einsum("bk,bk->b", to_row, np.linalg.solve(gram, to_row[:, :, None])[:, :, 0])
-    share: Array = np.clip(1 - explained, 0, 1)
-    return share
 
 
 def quantile_table(values: Array) -> dict[str, float]:

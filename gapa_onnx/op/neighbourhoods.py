@@ -180,6 +180,8 @@ def _greedy(gram: Array, from_rows: Array, k: int, jitter: float) -> Array:
         if step:
             gain = np.einsum("btc,btc->bc", from_rows, from_rows) / left
             order[:, step] = np.where(free, gain, -1.0).argmax(axis=1)
+        if step == k - 1:
+            break
         pivot = order[:, step]
         free[each, pivot] = False
         root = np.sqrt(left[each, pivot])[:, None]
