@@ -12,6 +12,7 @@ import numpy as np
 from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.op.neighbourhoods import Chosen
+from gapa_onnx.op.shares import rows_at_once, share_by_offsets
 from gapa_onnx.threads import one_thread
 
 # Quantiles that a file carries, of shares and of scores: every percent, and the tail in finer steps.
@@ -271,28 +272,45 @@ def leave_one_out_share(
     q, d = rows.shape
     wanted = min(len(points), (k if neighbourhoods is None else 1) + 1 + _SPARE_CANDIDATES)
     search = search or NearestSearch(points)
+    twins = rows if twins is None else twins
     shares = np.empty(q)
-    step = max(1, min(4096, 4 * _BLOCK_VALUES // (max(wanted, k) * d)))
-    for start in range(0, q, step):
-        part = rows[start : start + step]
-        candidates = search.candidates(part, wanted)  # (b, wanted)
-        twin = part if twins is None else twins[start : start + step]
-        own = _own(part, points, candidates[:, : 1 + _SPARE_CANDIDATES])
-        offsets, present, order = _without_itself(part, twin, points, candidates, own, sizes)
-        if neighbourhoods is not None:
-            first = order[:, :1]
-            nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
-            found = np.take_along_axis(present, first, axis=1)  # (b, 1)
-            if isinstance(neighbourhoods, Chosen):
-                group = neighbourhoods.without(part, nearest)
-            else:
-                group = neighbourhoods[nearest]
-            members = np.where(found, group[:, :k], -1)
-            offsets, present, order = _without_itself(part, twin, points, members, own, sizes)
-        kept = np.arange(len(part))[:, None], order[:, :k]
-        offsets, present = offsets[kept], present[kept]
-        shares[start : start + step] = _share(offsets / length_scale, present, jitter)
+    searched = max(1, min(4096, 4 * _BLOCK_VALUES // (max(wanted, k) * d)))
+    solved = rows_at_once(max(wanted, k), d)
+    for start in range(0, q, searched):
+        candidates = search.candidates(rows[start : start + searched], wanted)  # (b, wanted)
+        for first in range(0, len(candidates), solved):
+            part = slice(start + first, start + min(first + solved, len(candidates)))
+            near = candidates[first : first + solved]
+            twin = rows[part] if twins is rows else twins[part]
+            offsets, present = _neighbours(rows[part], twin, points, near, k, sizes, neighbourhoods)
+            shares[part] = share_by_offsets(offsets / length_scale, present, jitter)
     return shares
+
+
+def _neighbours(
+    rows: Array,
+    twins: Array,
+    points: Array,
+    candidates: Array,
+    k: int,
+    sizes: Array | None,
+    neighbourhoods: Array | Chosen | None,
+) -> tuple[Array, Array]:
+    """Offsets (b, ≤ k, d) from rows (b, d) to the neighbours that are left to them, and which of these count."""
+    own = _own(rows, points, candidates[:, : 1 + _SPARE_CANDIDATES])
+    offsets, present, order = _without_itself(rows, twins, points, candidates, own, sizes)
+    if neighbourhoods is not None:
+        first = order[:, :1]
+        nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
+        found = np.take_along_axis(present, first, axis=1)  # (b, 1)
+        if isinstance(neighbourhoods, Chosen):
+            group = neighbourhoods.without(rows, nearest)
+        else:
+            group = neighbourhoods[nearest]
+        members = np.where(found, group[:, :k], -1)
+        offsets, present, order = _without_itself(rows, twins, points, members, own, sizes)
+    kept = np.arange(len(rows))[:, None], order[:, :k]
+    return offsets[kept], present[kept]
 
 
 def _own(rows: Array, points: Array, candidates: Array) -> Array:
@@ -333,23 +351,6 @@ def _without_itself(
         present[at] = True
     order = np.lexsort((candidates, np.where(present, distances, np.inf)), axis=1)
     return offsets, present, order
-
-
-def _share(offsets: Array, present: Array, jitter: float) -> Array:
-    """s of each row from the offsets (b, k, d) to its neighbours in length scales -> (b,).
-
-    Offsets are from the row, so ‖a‖² + ‖b‖² − 2ab loses no digits that a float64 solve would not.
-    """
-    squares = np.einsum("bkd,bkd->bk", offsets, offsets)
-    products = offsets @ offsets.transpose(0, 2, 1)  # (b, k, k)
-    both = present[:, :, None] & present[:, None, :]
-    gram = np.exp(products - (squares[:, :, None] + squares[:, None, :]) / 2) * both
-    each = range(gram.shape[1])
-    gram[:, each, each] = 1 + jitter  # also of those that do not count: they are then unrelated points
-    to_row = np.exp(-squares / 2) * present
-    explained = np.einsum("bk,bk->b", to_row, np.linalg.solve(gram, to_row[:, :, None])[:, :, 0])
-    share: Array = np.clip(1 - explained, 0, 1)
-    return share
 
 
 def quantile_table(values: Array) -> dict[str, float]:

@@ -8,8 +8,8 @@ import faiss
 import numpy as np
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.op import reference
 from gapa_onnx.op.index import MEASURED, Index, nearest, slots
+from gapa_onnx.op.shares import unexplained_share
 from gapa_onnx.threads import one_thread
 
 
@@ -85,8 +85,7 @@ def share_error(index: Index, held_out: Array, length_scale: float, jitter: floa
         found = find(index, queries, k)
         exact = nearest(queries, index.points, k)
         shares = [
-            reference.unexplained_share(queries, index.points, near, length_scale, jitter)
-            for near in (found, exact)
+            unexplained_share(queries, index.points, near, length_scale, jitter) for near in (found, exact)
         ]
     return _difference(*shares)
 
@@ -105,7 +104,7 @@ def rounding_error(
         return ShareError(0.0, 0.0)
     with one_thread():
         shares = [
-            reference.unexplained_share(queries, each, nearest(queries, each, k), length_scale, jitter)
+            unexplained_share(queries, each, nearest(queries, each, k), length_scale, jitter)
             for each in (rounded, points)
         ]
     return _difference(*shares)

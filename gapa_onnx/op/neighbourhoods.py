@@ -18,7 +18,7 @@ import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.op import reference
-from gapa_onnx.op.assignment import groups, nearest
+from gapa_onnx.op.assignment import nearest
 from gapa_onnx.threads import side_by_side
 
 _SPARE = 8  #: candidates beyond k at first
@@ -56,8 +56,8 @@ def choose(points: Array, rows: Array, k: int, length_scale: float, jitter: floa
     """`telling` neighbourhoods of points (M, d) from rows (n, d), and from each half of them."""
     stripes = Stripes.across(rows, seed)
     half = stripes.half(rows)
-    sets = (rows, rows[half == 0], rows[half == 1])
-    whole, first, second = telling(points, sets, k, length_scale, jitter)
+    parts = (np.arange(len(rows)), *(np.flatnonzero(half == which) for which in (0, 1)))
+    whole, first, second = telling(points, rows, k, length_scale, jitter, parts)
     return Chosen(whole, (first, second), stripes)
 
 
@@ -86,20 +86,31 @@ def _along(direction: Array, rows: Array) -> Array:
     return along
 
 
-def telling(points: Array, sets: Sequence[Array], k: int, length_scale: float, jitter: float) -> list[Array]:
-    """Of points (M, d) near each of them, the k that leave least variance to the data around it, for sets of rows.
+def telling(
+    points: Array,
+    rows: Array,
+    k: int,
+    length_scale: float,
+    jitter: float,
+    parts: Sequence[Array] | None = None,
+) -> list[Array]:
+    """Of points (M, d) near each of them, the k that leave least variance to the rows (n, d) around it -> (M, k) int32.
 
     The first is the point itself. Then follows, again and again, the point a that lowers the summed variance of
     the rows r around it most, given what has been chosen: by Σ_r c(a, r)² / c(a, a), with c the covariance that is
-    left. Each beginning of the list is therefore a good choice as well, for a smaller k. For each set of rows
-    (n, d) -> (M, k) int32.
+    left. Each beginning of the list is therefore a good choice as well, for a smaller k.
+
+    There is one result for each of the `parts` of the rows, which are given by their positions; for all rows
+    without them.
     """
+    parts = [np.arange(len(rows))] if parts is None else parts
     near = neighbourhoods(points, min(len(points), round(_CHOICE * k)))  # (M, c)
-    chosen = [near[:, :k].copy() for _ in sets]
+    chosen = [near[:, :k].copy() for _ in parts]
     if near.shape[1] == k or k == 1:
         return chosen
-    sets = [rows[:: -(-len(rows) // (_ROWS[1] * len(points)))] if len(rows) else rows for rows in sets]
-    around = [_around(_owners(points, rows), near) if len(rows) else None for rows in sets]  # (M, t) each
+    parts = [part[:: max(1, -(-len(part) // (_ROWS[1] * len(points))))] for part in parts]
+    owners = _owners(points, rows, np.unique(np.concatenate(parts)))
+    around = [_around(part, owners[part], near) if len(part) else None for part in parts]  # (M, t) each
     step = max(1, _PIECE_VALUES // (near.shape[1] * max(points.shape[1], near.shape[1])))
 
     def choose_part(start: int) -> None:
@@ -107,77 +118,90 @@ def telling(points: Array, sets: Sequence[Array], k: int, length_scale: float, j
         origin = points[part, None].astype(np.float64)
         offsets = (points[near[part]] - origin) / length_scale
         gram = _kernel(offsets, offsets)
-        for rows, at, found in zip(sets, around, chosen):
+        for at, found in zip(around, chosen):
             if at is not None:
-                to_rows = _kernel(offsets, (rows[at[part]] - origin) / length_scale)
-                order = _greedy(gram, to_rows * (at[part] >= 0)[:, None, :], k, jitter)
+                here = at[part, : np.count_nonzero(at[part] >= 0, axis=1).max()]
+                from_rows = _kernel((rows[here] - origin) / length_scale, offsets)
+                from_rows *= (here >= 0)[:, :, None]
+                order = _greedy(gram, from_rows, k, jitter)
                 found[part] = np.take_along_axis(near[part], order, axis=1)
 
     side_by_side(choose_part, range(0, len(points), step))
     return chosen
 
 
-def _owners(points: Array, rows: Array) -> Array:
-    """The nearest point (M, d) of each row (n, d) -> (n,)."""
+def _owners(points: Array, rows: Array, wanted: Array) -> Array:
+    """The nearest point (M, d) of each of the rows (n, d) that are wanted, -1 for the others -> (n,)."""
     centre = points.mean(axis=0, dtype=np.float64)  # float32 loses digits to a common offset
-    return nearest((rows - centre).astype(np.float32), (points - centre).astype(np.float32))
+    owners = np.full(len(rows), -1)
+    if len(wanted):
+        centred = (rows[wanted] - centre).astype(np.float32)
+        owners[wanted] = nearest(centred, (points - centre).astype(np.float32))
+    return owners
 
 
-def _around(owners: Array, near: Array) -> Array:
+def _around(rows: Array, owners: Array, near: Array) -> Array:
     """Rows that stand for the data around each point, -1 where there are no more -> (M, _ROWS[1]).
 
-    The rows (n,) whose nearest point it is, evenly taken; where they are few, also those of the points next to it.
+    Of the rows (n,) those whose owner (n,) it is, evenly taken; where they are few, also those of the points next
+    to it.
     """
     least, most = _ROWS
-    cells = groups(owners, len(near))
+    sizes = np.bincount(owners, minlength=len(near))  # of the cells
+    starts, members = np.cumsum(sizes) - sizes, rows[np.argsort(owners, kind="stable")]
     around = np.full((len(near), most), -1)
-    for point, neighbours in enumerate(near):
-        own = cells[point]
-        found = own[:: -(-len(own) // most)] if len(own) else own
-        for neighbour in neighbours[1:]:
-            if len(found) >= least:
-                break
-            found = np.concatenate([found, cells[neighbour]])
-        found = found[:most]
-        around[point, : len(found)] = found
+    found = np.zeros(len(near), np.int64)
+    for place, neighbours in enumerate(near.T):
+        still = np.flatnonzero(found < least)
+        cells = neighbours[still]
+        stride = np.maximum(1, -(-sizes[cells] // most)) if place == 0 else np.ones(len(still), np.int64)
+        taken = np.minimum(-(-sizes[cells] // stride), most - found[still])
+        each = np.repeat(np.arange(len(still)), taken)
+        step = np.arange(len(each)) - (np.cumsum(taken) - taken)[each]  # within the cell
+        around[still[each], found[still[each]] + step] = members[starts[cells[each]] + step * stride[each]]
+        found[still] += taken
     return around
 
 
-def _greedy(gram: Array, to_rows: Array, k: int, jitter: float) -> Array:
-    """Positions (b, k) of the chosen among c points, from their kernels (b, c, c) and to t rows (b, c, t).
+def _greedy(gram: Array, from_rows: Array, k: int, jitter: float) -> Array:
+    """Positions (b, k) of the chosen among c points, from their kernels (b, c, c) and those of t rows (b, t, c).
 
     A pivoted Cholesky factorisation of the Gram matrix whose pivots are chosen by what they explain of the rows.
+    `from_rows` is used up. Loops are inside numpy, and longest along c: this is most of the time of a fit.
     """
     b, c, _ = gram.shape
     each = np.arange(b)
     left = np.full((b, c), 1 + jitter)  # variance of each point, given the chosen
-    factor = np.empty((k, b, c))
+    factor = np.empty((b, k, c))
     order = np.zeros((b, k), np.int64)
     free = np.ones((b, c), bool)
-    to_rows, product = to_rows.copy(), np.empty_like(to_rows)
+    product = np.empty_like(from_rows)
     for step in range(k):
         if step:
-            gain = np.einsum("bct,bct->bc", to_rows, to_rows) / left
+            gain = np.einsum("btc,btc->bc", from_rows, from_rows) / left
             order[:, step] = np.where(free, gain, -1.0).argmax(axis=1)
+        if step == k - 1:
+            break
         pivot = order[:, step]
         free[each, pivot] = False
         root = np.sqrt(left[each, pivot])[:, None]
-        known = np.einsum("sbc,sb->bc", factor[:step], factor[:step, each, pivot])
-        column = (gram[each, :, pivot] - known) / root  # (b, c)
-        factor[step] = column
-        explained = to_rows[each, pivot] / root  # (b, t)
-        to_rows -= np.einsum(
-            "bc,bt->bct", column, explained, out=product
-        )  # twice as fast as a broadcast product
+        known = factor[each, :step, pivot][:, None, :] @ factor[:, :step]  # (b, 1, c)
+        column = (gram[each, pivot] - known[:, 0]) / root  # (b, c)
+        factor[:, step] = column
+        explained = from_rows[each, :, pivot] / root  # (b, t)
+        # faster than a broadcast product
+        from_rows -= np.einsum("bt,bc->btc", explained, column, out=product)
         left = np.maximum(left - column**2, jitter)  # so much is left of any point, but for rounding
     return order
 
 
 def _kernel(a: Array, b: Array) -> Array:
     """exp(−½‖a − b‖²) of offsets (b, n, d) and (b, m, d) in length scales, from a point near to both."""
-    squares = [np.einsum("bnd,bnd->bn", offsets, offsets) for offsets in (a, b)]
-    gaps: Array = squares[0][:, :, None] + squares[1][:, None, :] - 2 * (a @ b.transpose(0, 2, 1))
-    return np.exp(-np.maximum(gaps, 0) / 2)
+    halves = [np.einsum("bnd,bnd->bn", offsets, offsets) / 2 for offsets in (a, b)]
+    kernel: Array = a @ b.transpose(0, 2, 1)
+    kernel -= halves[0][:, :, None] + halves[1][:, None, :]
+    np.minimum(kernel, 0, out=kernel)
+    return np.exp(kernel, out=kernel)
 
 
 def neighbourhoods(points: Array, k: int) -> Array:

@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 from gapa_onnx.data import open_data
-from gapa_onnx.fit.calibrate import calibrate, fit
+from gapa_onnx.fit import statistics
+from gapa_onnx.fit.calibrate import _held_out, calibrate, fit
 from gapa_onnx.fit.collect import collect
 from gapa_onnx.model.load import load
 from gapa_onnx.plan.analyse import analyse
@@ -61,6 +62,31 @@ def test_small_batches_are_left_out_as_large_ones(plan_and_data):
     rows = np.random.default_rng(1).standard_normal((30, 6)).astype(np.float32)
     whole = site.leave_one_out(rows)
     np.testing.assert_array_equal(np.concatenate([site.leave_one_out(r[None]) for r in rows]), whole)
+
+
+def test_rows_that_a_fit_has_judged_are_not_solved_for_again(plan_and_data, monkeypatch):
+    plan, data = plan_and_data
+    settings = Settings(m=40, k=8)
+    collected = collect(plan, data, settings)
+    (site,) = fit(collected, settings).fits
+    held_out = _held_out(collected.collectors[0].rows(settings), settings.seed)
+    rows = np.concatenate(
+        [held_out[5:9], np.full((1, held_out.shape[1]), np.nan, np.float32), held_out[:2] + 1]
+    )
+    assert len(site.judged) == len(held_out)
+    expected = replace(site, judged={}).leave_one_out(rows)
+    solved = []
+
+    def counting(rows, *arguments):
+        solved.append(len(rows))
+        return leave_one_out_share(rows, *arguments)
+
+    leave_one_out_share = statistics.leave_one_out_share
+    monkeypatch.setattr(statistics, "leave_one_out_share", counting)
+    np.testing.assert_array_equal(site.leave_one_out(rows), expected)
+    assert solved == [3]
+    np.testing.assert_array_equal(site.leave_one_out(held_out[:0]), [])
+    assert solved == [3]
 
 
 def test_the_progress_of_choosing_points_is_told(plan_and_data):
