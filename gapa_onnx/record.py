@@ -20,7 +20,7 @@ import onnx
 from gapa_onnx.errors import UserError
 
 METADATA_KEY = "gapa_onnx"
-FORMAT = 1  #: of the record; raised when a reader of the old form would misread the new one
+FORMAT = 1  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
 
 
 # Text that is one of some words.
