@@ -31,17 +31,20 @@ def run(
     """Run a converted file, or any other model, over data."""
     from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
     from gapa_onnx.data import open_data
+    from gapa_onnx.record import require_outputs
     from gapa_onnx.sessions.inference import answers, input_specs, open_model, record_of
 
     write = writer(predictions) if predictions else None
     images = options.image_options(image_mean, image_std)
     quiet_runtime()
     session = open_model(out, portable=portable)
+    record = record_of(session)
+    if record is not None:
+        require_outputs(record.heads, {value.name for value in session.get_outputs()}, roles=["var"])
     source = open_data(data, input_specs(session), images)
     if not portable:
         say_if_portable()
     names = [value.name for value in session.get_outputs() if value.type.startswith("tensor(")]
-    record = record_of(session)
     heads = {} if record is None else record.as_json()["heads"]
     collected = Predictions(names, heads, keep=None if write else HEAD)
     with progress_bar() as progress:

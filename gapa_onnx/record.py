@@ -9,17 +9,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import onnx
 
 from gapa_onnx.errors import UserError
 
 METADATA_KEY = "gapa_onnx"
-FORMAT = 1  #: of the record; raised when a reader of the old form would misread the new one
+FORMAT = 1  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
+
+
+# Text that is one of some words.
+Layout = Annotated[str, "rows", "positions", "pooled", "flat"]
+Index = Annotated[str, "flat", "ivf", "ivfpq", "hnsw", "local"]
+Storage = Annotated[str, "float32", "float16", "int8"]
+Task = Annotated[str, "classification", "multilabel", "regression", "segmentation", "tokens", "none"]
+Link = Annotated[str, "softmax", "sigmoid", "identity"]
+Bridge = Annotated[str, "shared", "per-class"]
+Quadrature = Annotated[str, "latin", "grid", "samples"]
+Score = Annotated[str, "variance", "epistemic"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,7 @@ class SiteRecord:
     query: str  #: tensor of the source that is compared with the inducing points
     output: str  #: tensor of the source that becomes uncertain
     activation: str | None
-    layout: str
+    layout: Layout  #: what of a tensor is one query
     operator: str  #: the node of the operator; its name is that of the share it computes
     share: str  #: tensor: the unexplained share s of each query
     rows: int  #: queries that it was fitted to
@@ -59,20 +71,20 @@ class SiteRecord:
     scale: float  #: τ
     ceiling: float  #: A
     jitter: float
-    index: str
+    index: Index  #: how neighbours are found
     index_settings: Mapping[str, int | float]
-    recall: float | None
-    share_error: float
-    storage: str
-    storage_error: float
-    share_quantiles: Mapping[str, float]
+    recall: float | None  #: share of the nearest points that the index finds on held-out rows; 1 is all
+    share_error: float  #: largest error of s that the index makes on held-out rows
+    storage: Storage  #: of the inducing points
+    storage_error: float  #: by which s moves at most on held-out rows since the points are rounded
+    share_quantiles: Mapping[str, float]  #: of s over the calibration data, each row left out
 
 
 @dataclass(frozen=True)
 class PointsRecord:
     """The nodes of the quadrature that uncertainty is split at."""
 
-    kind: str  #: latin, grid or samples
+    kind: Quadrature
     count: int
 
 
@@ -80,7 +92,7 @@ class PointsRecord:
 class ScoreRecord:
     """The score of an output on ordinary inputs, and the line beyond which an input is flagged."""
 
-    kind: str  #: variance or epistemic
+    kind: Score
     rows: int  #: that the quantiles were taken over
     source: str  #: which rows those were
     quantiles: Mapping[str, float]
@@ -102,13 +114,13 @@ class NoiseRecord:
 class HeadRecord:
     """What one output means, and what stands beside it."""
 
-    task: str
+    task: Task
     logits: str  #: tensor
-    link: str  #: softmax, sigmoid or identity
+    link: Link
     axis: int | None  #: of the classes
     reason: str
     outputs: Mapping[str, str]  #: role -> graph output
-    bridge: str | None = None
+    bridge: Bridge | None = None
     points: PointsRecord | None = None
     operator: str | None = None  #: the node of the head, where it is one operator
     score: ScoreRecord | None = None
@@ -193,32 +205,62 @@ def parse(text: str) -> Record:
     """The record from its JSON text; UserError where it is damaged, or newer than this program."""
     try:
         plain = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _damaged(f"it is not JSON ({error})") from error
-    version = plain.get("format") if isinstance(plain, dict) else None
+    except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
+        raise damaged(f"it is not JSON ({error})") from error
+    if not isinstance(plain, dict):
+        raise damaged(f"it is {_shown(plain)}, not an object")
+    version = plain.get("format")
     if isinstance(version, int) and version > FORMAT:
         raise UserError(
             f"the file's record has format {version}, and this gapa-onnx reads up to {FORMAT}",
             "update gapa-onnx",
         )
-    if version != FORMAT:
-        raise _damaged(f"format is {version!r}, not {FORMAT}")
+    if "format" in plain and version != FORMAT:
+        raise damaged(f"format is {_shown(version)}, not {FORMAT}")
     try:
         record: Record = _decoded(Record, plain, "")
     except _Damage as damage:
-        raise _damaged(str(damage)) from damage
+        raise damaged(str(damage)) from damage
     return record
 
 
-def _damaged(what: str) -> UserError:
-    return UserError(f"the file's record is damaged: {what}", "convert the source model again")
+def require_outputs(
+    heads: Mapping[str, HeadRecord], present: Collection[str], roles: Collection[str] = ()
+) -> None:
+    """UserError where heads speak of outputs that the model does not have, or lack a role that is needed."""
+    for output, head in heads.items():
+        missing = [role for role in roles if role not in head.outputs]
+        if missing:
+            raise damaged(f"heads.{output}.outputs.{missing[0]} is missing")
+        named = {f"heads.{output}": output}
+        named |= {f"heads.{output}.outputs.{role}": name for role, name in head.outputs.items()}
+        for place, name in named.items():
+            if name not in present:
+                raise damaged(f"{place} stands for the output {name!r}, which the model does not have")
+
+
+def require_thresholds(record: Record, graph: onnx.GraphProto) -> None:
+    """UserError where the threshold of a score is not a number of the graph."""
+    numbers = {tensor.name for tensor in graph.initializer if math.prod(tensor.dims) == 1}
+    for output, head in record.heads.items():
+        if head.score is not None and head.score.tensor not in numbers:
+            raise damaged(
+                f"heads.{output}.score.tensor is {head.score.tensor!r}, which is not a number of the graph"
+            )
+
+
+def damaged(what: str) -> UserError:
+    """The error of a record that does not fit its description, or its file."""
+    return UserError(
+        f"the file's record is damaged: {' '.join(what.split())}", "convert the source model again"
+    )
 
 
 class _Damage(ValueError):
     """What is wrong at one place of a record."""
 
 
-_WORDS = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}
+_NAMES = {str: "text", int: "a whole number", float: "a finite number"}
 
 
 def _decoded(kind: Any, plain: Any, where: str) -> Any:
@@ -234,31 +276,38 @@ def _decoded(kind: Any, plain: Any, where: str) -> Any:
     if origin is Mapping:
         _require(isinstance(plain, dict), where, plain, "an object")
         return {name: _decoded(get_args(kind)[1], part, f"{where}.{name}") for name, part in plain.items()}
-    if kind is type(None):
-        _require(plain is None, where, plain, "nothing")
-        return None
-    if kind is float and isinstance(plain, int) and not isinstance(plain, bool):
-        return float(plain)
-    fits = isinstance(plain, kind) and (kind is bool or not isinstance(plain, bool))
-    _require(fits and (kind is not float or math.isfinite(plain)), where, plain, _WORDS[kind])
-    return plain
+    if origin is Annotated:
+        words = get_args(kind)[1:]
+        _require(plain in words, where, plain, f"one of {', '.join(words)}")
+        return plain
+    _require(_fits(kind, plain), where, plain, _NAMES[kind])
+    return float(plain) if kind is float else plain
+
+
+def _fits(kind: type, plain: Any) -> bool:
+    """Whether a value is text, a whole number or a finite number; for Python true is a number, for JSON it is not."""
+    if kind is float:
+        number = isinstance(plain, (int, float)) and not isinstance(plain, bool)
+        return number and abs(plain) <= sys.float_info.max  # false for a NaN
+    return isinstance(plain, kind) and not isinstance(plain, bool)
 
 
 def _one_of(kinds: tuple[Any, ...], plain: Any, where: str) -> Any:
-    """The first of the types that fits; an integer stays one where both kinds of number are allowed."""
-    damage = None
-    for kind in kinds:
-        try:
-            return _decoded(kind, plain, where)
-        except _Damage as found:
-            # Of several reasons the one that is not just "nothing" tells what was meant.
-            damage = found if damage is None or kind is not type(None) else damage
-    raise damage or _Damage(f"{where} has no type")
+    """A value of the first type that fits; a whole number stays one where both kinds of number are allowed."""
+    wanted = [kind for kind in kinds if kind is not types.NoneType]
+    if plain is None and len(wanted) < len(kinds):
+        return None
+    if len(wanted) == 1:
+        return _decoded(wanted[0], plain, where)
+    for kind in wanted:
+        if _fits(kind, plain):
+            return plain
+    raise _Damage(f"{where} is {_shown(plain)}, not {' or '.join(_NAMES[kind] for kind in wanted)}")
 
 
 def _dataclass(kind: Any, plain: Any, where: str) -> Any:
-    _require(isinstance(plain, dict), where or "the record", plain, "an object")
-    hints, values = get_type_hints(kind), {}
+    _require(isinstance(plain, dict), where, plain, "an object")
+    hints, values = get_type_hints(kind, include_extras=True), {}
     for part in dataclasses.fields(kind):
         place = f"{where}.{part.name}".lstrip(".")
         if part.name in plain:
@@ -273,7 +322,14 @@ def _dataclass(kind: Any, plain: Any, where: str) -> Any:
 
 def _require(fits: bool, where: str, plain: Any, wanted: str) -> None:
     if not fits:
-        raise _Damage(f"{where} is {json.dumps(plain)[:40]}, not {wanted}")
+        raise _Damage(f"{where} is {_shown(plain)}, not {wanted}")
+
+
+def _shown(plain: Any) -> str:
+    """What stands in the place of something else, in a few words."""
+    if isinstance(plain, (list, dict)):
+        return "a list" if isinstance(plain, list) else "an object"
+    return json.dumps(plain)[:40]
 
 
 def _encoded(value: Any) -> Any:

@@ -6,7 +6,7 @@ slow to inline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,13 +14,12 @@ import onnx
 from onnxruntime import set_seed
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.errors import UserError
 from gapa_onnx.op import reference
-from gapa_onnx.op.contract import SCHEMAS, OpSchema
+from gapa_onnx.op.contract import CLASSES, DOMAIN, SCHEMAS, OpSchema
 from gapa_onnx.op.storage import read_points
 from gapa_onnx.plan.heads import reference as heads_reference
 from gapa_onnx.plan.heads.points import Points
-from gapa_onnx.record import Record
+from gapa_onnx.record import Record, damaged
 from gapa_onnx.sessions.runtime import library_path, open_session, register, session_options
 
 SHARE_TOLERANCE = (
@@ -65,21 +64,22 @@ class Operators:
 
     @property
     def sites(self) -> list[Named]:
-        return self._nodes([(site.operator, site.operator) for site in self.record.sites])
+        kinds = {schema.name for schema in SCHEMAS.values()}
+        return self._nodes([(site.operator, site.operator) for site in self.record.sites], kinds)
 
     @property
     def heads(self) -> list[Named]:
         named = self.record.heads.items()
-        return self._nodes([(f"{output}/classes", head.operator) for output, head in named if head.operator])
+        operators = [(f"{output}/classes", head.operator) for output, head in named if head.operator]
+        return self._nodes(operators, {CLASSES.name})
 
-    def _nodes(self, wanted: Sequence[tuple[str, str]]) -> list[Named]:
-        nodes = {node.name: node for node in self.model.graph.node}
+    def _nodes(self, wanted: Sequence[tuple[str, str]], kinds: Collection[str]) -> list[Named]:
+        """The nodes of some operators by label and name; they must be of the given kinds."""
+        own = (node for node in self.model.graph.node if node.domain == DOMAIN and node.op_type in kinds)
+        nodes = {node.name: node for node in own}
         missing = [name for _, name in wanted if name not in nodes]
         if missing:
-            raise UserError(
-                f"the file's record names the operator {missing[0]!r}, which is not in its graph",
-                "convert the source model again",
-            )
+            raise damaged(f"it names the operator {missing[0]!r}, which is not in the graph")
         return [(label, nodes[name]) for label, name in wanted]
 
     @property

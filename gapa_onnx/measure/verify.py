@@ -18,7 +18,7 @@ import onnx
 from gapa_onnx.arrays import Array
 from gapa_onnx.measure.agreement import Batch, Check, Operators, run
 from gapa_onnx.model.protos import duplicate
-from gapa_onnx.record import HeadRecord, require
+from gapa_onnx.record import HeadRecord, Record, require, require_outputs, require_thresholds
 
 __all__ = ["Check", "bit_equal", "verify"]
 
@@ -33,6 +33,7 @@ def verify(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Iterabl
     names = [output.name for output in source.graph.output]
     if names != [output.name for output in converted.graph.output][: len(names)]:
         return [Check("source outputs come first, in order", False, f"expected {', '.join(names)}")]
+    _require_described(record, converted)
     operators = Operators(converted, record)
     native = run(_exposing(converted, operators.tensors), batches, optimise=False)
     optimised = run(converted, batches, optimise=True)
@@ -43,6 +44,15 @@ def verify(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Iterabl
         *_sound_heads(record.heads, optimised),
         *operators.checks(native),
     ]
+
+
+def _require_described(record: Record, converted: onnx.ModelProto) -> None:
+    """UserError where the record speaks of what the model does not have."""
+    present = {output.name for output in converted.graph.output}
+    require_outputs(record.heads, present, roles=["var"])
+    classes = {output: head for output, head in record.heads.items() if "probs" in head.outputs}
+    require_outputs(classes, present, roles=HEAD_ROLES)
+    require_thresholds(record, converted.graph)
 
 
 def _exposing(converted: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
@@ -106,6 +116,9 @@ def _sound_heads(heads: Mapping[str, HeadRecord], answers: Sequence[Batch]) -> l
 
 def _head_faults(head: HeadRecord, axis: int, mean: Array, answer: Batch) -> Iterator[str]:
     roles = head.outputs
+    if not -mean.ndim <= axis < mean.ndim:
+        yield f"the classes are said to be on axis {axis} of {mean.ndim}"
+        return
     known = np.isfinite(mean).all(axis=axis)  # what is not a number has no error bar
     probs = np.moveaxis(answer[roles["probs"]], axis, -1)[known]  # (rows, classes)
     scores = np.moveaxis(mean, axis, -1)[known]

@@ -63,7 +63,7 @@ def answers(opened: ort.InferenceSession, names: Sequence[str], batch: Mapping[s
 def record_of(opened: ort.InferenceSession) -> Record | None:
     """The record of a converted file, None for any other model."""
     text = opened.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
-    return parse(text) if text else None
+    return None if text is None else parse(text)
 
 
 def row_count(batch: Mapping[str, Array]) -> int:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from gapa_onnx.data import ImageOptions, open_data
 from gapa_onnx.emit.emit import attach, put_tensor
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import read_proto
 from gapa_onnx.model.writing import save
-from gapa_onnx.record import Record, ScoreRecord, require
+from gapa_onnx.record import Record, ScoreRecord, damaged, require, require_outputs, require_thresholds
 from gapa_onnx.sessions.inference import input_specs, open_model, row_count
 from gapa_onnx.settings import require_quantile
 from gapa_onnx.settle.scores import ScoreSample, threshold_at
@@ -47,7 +48,7 @@ class Threshold:
 
 def thresholds(path: str | os.PathLike[str]) -> tuple[Threshold, ...]:
     """The thresholds that a converted file has, one per output with a score."""
-    return _listed(require(read_proto(Path(path)), str(path)))
+    return _listed(_required(read_proto(Path(path)), str(path)))
 
 
 def set_threshold(
@@ -72,7 +73,7 @@ def set_threshold(
     """
     path = Path(path)
     model = read_proto(path)
-    record = require(model, str(path))
+    record = _required(model, str(path))
     scores = _scores(record, output)
     if (quantile is None) == (value is None) and data is None:
         raise UserError("give a quantile or a value for the threshold", "for example `quantile=0.99`")
@@ -91,10 +92,7 @@ def set_threshold(
             )
         new = value if value is not None else threshold_at(score.quantiles, level or 0.0)
         scores[name] = replace(score, quantile=None if value is not None else level, threshold=float(new))
-        if not put_tensor(model.graph, score.tensor, np.asarray(new)):
-            raise UserError(
-                f"the file has no threshold for output {name!r}", "convert the source model again"
-            )
+        put_tensor(model.graph, score.tensor, np.asarray(new))
     heads = {
         name: replace(head, score=scores[name]) if name in scores else head
         for name, head in record.heads.items()
@@ -103,6 +101,25 @@ def set_threshold(
     attach(model, record)
     save(model, Path(out) if out is not None else path)
     return _listed(record)
+
+
+def _required(model: onnx.ModelProto, label: str) -> Record:
+    """The record of a converted model, once it is certain that its thresholds can be moved."""
+    record = require(model, label)
+    require_thresholds(record, model.graph)
+    for output, head in record.heads.items():
+        if head.score is not None and not _are_quantiles(head.score.quantiles):
+            raise damaged(
+                f"heads.{output}.score.quantiles does not go from numbers between 0 and 1 to scores"
+            )
+    return record
+
+
+def _are_quantiles(table: Mapping[str, float]) -> bool:
+    try:
+        return bool(table) and all(0 <= float(level) <= 1 for level in table)
+    except ValueError:
+        return False
 
 
 def _scores(record: Record, output: str | None) -> dict[str, ScoreRecord]:
@@ -127,6 +144,8 @@ def _on_data(
 ) -> dict[str, ScoreRecord]:
     """The scores with quantiles of held-out data in place of those of the calibration."""
     session = open_model(path)
+    scored = {output: record.heads[output] for output in scores}
+    require_outputs(scored, {value.name for value in session.get_outputs()}, roles=["score"])
     source = open_data(data, input_specs(session), images)
     names = [record.heads[output].outputs["score"] for output in scores]
     samples = [ScoreSample() for _ in scores]

@@ -18,7 +18,7 @@ from gapa_onnx.data.spec import fixed
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.labels import require_rows
 from gapa_onnx.measure.evaluation.metrics import needed
-from gapa_onnx.record import HeadRecord
+from gapa_onnx.record import HeadRecord, damaged, require_outputs
 from gapa_onnx.sessions.inference import answers, input_specs, open_model, record_of, row_count
 
 _CLASS_ROLES = ("probs", "tokens", "entropy", "epistemic", "score", "ood")
@@ -88,6 +88,9 @@ class ConvertedFile:
                     raise UserError(
                         f"output {roles[role]!r} does not have one row per sample", "evaluate it from Python"
                     )
+            axis, rank = self.answered.axis, found[MEAN].ndim
+            if axis is not None and not -rank <= axis < rank:
+                raise damaged(f"heads.{self.answered.output}.axis is {axis}, and the output has {rank} axes")
             yield start, batch, found
             start += rows
 
@@ -148,9 +151,9 @@ def open_converted(
 
 
 def _answered(output: str, head: HeadRecord, session: ort.InferenceSession) -> Answered:
-    present = {value.name for value in session.get_outputs()}
+    require_outputs({output: head}, {value.name for value in session.get_outputs()})
     wanted = _NUMBER_ROLES if head.task == "regression" else _CLASS_ROLES
-    roles = {role: name for role, name in head.outputs.items() if role in wanted and name in present}
+    roles = {role: name for role, name in head.outputs.items() if role in wanted}
     known = {}
     if head.score is not None:
         drawn = {"quantile": head.score.quantile, "threshold": head.score.threshold}
