@@ -68,7 +68,7 @@ def evaluate(
     """Measure accuracy, calibration and detection of a converted file, beside its source by itself."""
     from gapa_onnx.cli import render_evaluation
     from gapa_onnx.measure.evaluation.evaluate import evaluate as measure
-    from gapa_onnx.measure.evaluation.record import record_of
+    from gapa_onnx.measure.evaluation.summary import summary_of
 
     images = options.image_options(image_mean, image_std)
     _require_places(report, figures)
@@ -97,7 +97,7 @@ def evaluate(
         if figures is not None:
             written += map(str, write_figures(found, figures))
     if as_json:
-        print_json({**record_of(found), "written": written})
+        print_json({**summary_of(found), "written": written})
     else:
         render_evaluation.evaluation(found)
         render_evaluation.next_steps(found, str(data), str(labels), report, figures)

@@ -32,13 +32,13 @@ def run(
     from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
     from gapa_onnx.data import open_data
     from gapa_onnx.record import require_outputs
-    from gapa_onnx.sessions.inference import answers, input_specs, open_model, record_of
+    from gapa_onnx.sessions.inference import input_specs, open_model, read_record, run_batch
 
     write = writer(predictions) if predictions else None
     images = options.image_options(image_mean, image_std)
     quiet_runtime()
     session = open_model(out, portable=portable)
-    record = record_of(session)
+    record = read_record(session)
     if record is not None:
         require_outputs(record.heads, {value.name for value in session.get_outputs()}, roles=["var"])
     source = open_data(data, input_specs(session), images)
@@ -49,7 +49,7 @@ def run(
     collected = Predictions(names, heads, keep=None if write else HEAD)
     with progress_bar() as progress:
         for batch in source.batches(batch_size):
-            collected.add(batch, answers(session, names, batch))
+            collected.add(batch, run_batch(session, names, batch))
             progress("running", collected.rows / source.rows if source.rows else 0.0)
     if source.rows is not None and source.rows > collected.rows:
         left = source.rows - collected.rows

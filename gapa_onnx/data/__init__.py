@@ -1,7 +1,7 @@
 """Calibration and evaluation data: from what people have on disk to batches that fit the model.
 
 `open_data` is the way in; `source` says which formats there are. The flow is
-reader -> Record (named, lazily read arrays) -> Binding (names, shapes and rows agreed) -> batches.
+reader -> Bundle (named, lazily read arrays) -> Binding (names, shapes and rows agreed) -> batches.
 """
 
 from gapa_onnx.data.source import DataSource, open_data

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data.record import ArrayStream, Record, reading, stream_of
+from gapa_onnx.data.bundle import ArrayStream, Bundle, reading, stream_of
 from gapa_onnx.data.spec import InputSpec
 from gapa_onnx.errors import UserError
 
@@ -37,7 +37,7 @@ def npy_stream(path: Path) -> ArrayStream:
     return stream_of(array, str(path))
 
 
-def npz_record(path: Path) -> Record:
+def npz_bundle(path: Path) -> Bundle:
     """The arrays of a .npz file, by key, each read in pieces straight from its zip member."""
     arrays = {}
     with reading(path, *_ZIP_FAILURES), zipfile.ZipFile(path) as archive:
@@ -56,7 +56,7 @@ def npz_record(path: Path) -> Record:
             arrays[key] = _member_stream(path, member, where, shape, fortran, dtype)
     if not arrays:
         raise UserError(f"{path} holds no array that can be read", _NO_OBJECTS)
-    return Record(str(path), arrays)
+    return Bundle(str(path), arrays)
 
 
 def _npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -104,11 +104,11 @@ def load_tensor(path: Path) -> tuple[str, Array]:
         return tensor.name, numpy_helper.to_array(tensor, base_dir=str(path.parent))
 
 
-def tensor_records(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Iterator[Record]:
+def tensor_bundles(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Iterator[Bundle]:
     """Records from .pb files, in any number of folders such as test_data_set_*.
 
-    For several inputs, a folder is one record: tensors go by their names, and input_<k>.pb by position
-    if the names do not tell. For one input, a folder is one record per file, unless some of its files
+    For several inputs, a folder is one bundle: tensors go by their names, and input_<k>.pb by position
+    if the names do not tell. For one input, a folder is one bundle per file, unless some of its files
     bear the input's name: then those; in a test_data_set_* folder else the first.
     """
     folders: dict[Path, list[Path]] = {}
@@ -125,10 +125,10 @@ def tensor_records(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Iterat
             # in a test data set, input_<k> is a position, so that only the first can be meant
             members = named or (members[:1] if folder.name.startswith("test_data_set") else members)
         for path in members:
-            yield Record(str(path), {inputs[0].name: stream_of(load_tensor(path)[1], str(path))})
+            yield Bundle(str(path), {inputs[0].name: stream_of(load_tensor(path)[1], str(path))})
 
 
-def _tensor_set(folder: Path, members: Sequence[Path], inputs: Sequence[InputSpec]) -> Record:
+def _tensor_set(folder: Path, members: Sequence[Path], inputs: Sequence[InputSpec]) -> Bundle:
     by_name, by_position = {}, {}
     for path in members:
         name, array = load_tensor(path)
@@ -139,8 +139,8 @@ def _tensor_set(folder: Path, members: Sequence[Path], inputs: Sequence[InputSpe
             by_position[inputs[position].name] = stream
     named = sum(spec.name in by_name for spec in inputs)
     if named < len(inputs) and len(by_position) > named:
-        return Record(str(folder), by_position)
-    return Record(str(folder), by_name)
+        return Bundle(str(folder), by_position)
+    return Bundle(str(folder), by_name)
 
 
 def _position(path: Path) -> tuple[int, str]:

@@ -28,7 +28,7 @@ class Batcher:
         self._pending = 0
 
     def add(self, binding: Binding) -> Iterator[dict[str, Array]]:
-        """The batches that the rows of one record complete."""
+        """The batches that the rows of one bundle complete."""
         size = binding.size or self.batch_size
         if self._binding is not None and not _same_company(self._binding, binding):
             yield from self.flush()

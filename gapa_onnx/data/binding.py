@@ -1,4 +1,4 @@
-"""Which array of a record is which input of the model, and what its rows are.
+"""Which array of a bundle is which input of the model, and what its rows are.
 
 The first axis of an array is the batch axis. An input belongs to the *batch* if its first dimension
 is dynamic; in a model without any dynamic first dimension, the inputs of rank >= 2 that share the
@@ -13,8 +13,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 
 from gapa_onnx.arrays import Array
+from gapa_onnx.data.bundle import ArrayStream, Bundle
 from gapa_onnx.data.convert import convert, convertible, kind, require_convertible
-from gapa_onnx.data.record import ArrayStream, Record
 from gapa_onnx.data.spec import InputSpec, fixed, matches, shape_name
 from gapa_onnx.errors import UserError
 
@@ -26,7 +26,7 @@ _SHAPE_HINT = "samples go along the first axis, all other dimensions as the mode
 
 @dataclass(frozen=True)
 class Binding:
-    """A record whose arrays fit the model's inputs."""
+    """A bundle whose arrays fit the model's inputs."""
 
     rows: int
     size: int | None  #: rows per batch where the model or a constant fixes it
@@ -46,11 +46,11 @@ class Binding:
             }
 
 
-def bind(record: Record, inputs: Sequence[InputSpec]) -> Binding:
-    """Match a record to the model's inputs: names first, then types, shapes and row counts."""
+def bind(bundle: Bundle, inputs: Sequence[InputSpec]) -> Binding:
+    """Match a bundle to the model's inputs: names first, then types, shapes and row counts."""
     size, batched = _batch_axis(inputs)
     streams, constants, rows = {}, {}, {}
-    for spec, stream in choose(record, inputs):
+    for spec, stream in choose(bundle, inputs):
         require_convertible(stream.dtype, spec, stream.where)
         outside = spec.name not in batched or spec.shape is None
         constant = _constant_shape(spec, stream) if outside else None
@@ -61,14 +61,14 @@ def bind(record: Record, inputs: Sequence[InputSpec]) -> Binding:
         streams[spec.name] = (spec, stream, single)
         rows[spec.name] = 1 if single else stream.shape[0]
         if spec.shape and fixed(spec.shape[0]):
-            size = _agreed(size, spec.shape[0], record)
+            size = _agreed(size, spec.shape[0], bundle)
     first_symbols = {spec.shape[0] for spec, _, _ in streams.values() if spec.shape}
     for extent in _fixed_by_constants(inputs, constants, first_symbols):
-        size = _agreed(size, extent, record)
+        size = _agreed(size, extent, bundle)
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"'{name}' has {count}" for name, count in rows.items())
         raise UserError(
-            f"{record.where}: the inputs differ in rows: {counts}", "row i of every input is one sample"
+            f"{bundle.where}: the inputs differ in rows: {counts}", "row i of every input is one sample"
         )
     return Binding(next(iter(rows.values()), 1), size, streams, constants)
 
@@ -84,21 +84,21 @@ def _fixed_by_constants(
                     yield extent
 
 
-def choose(record: Record, inputs: Sequence[InputSpec]) -> list[tuple[InputSpec, ArrayStream]]:
+def choose(bundle: Bundle, inputs: Sequence[InputSpec]) -> list[tuple[InputSpec, ArrayStream]]:
     """The array for each input: by name, or for a single input the one array that fits."""
-    missing = [spec.name for spec in inputs if spec.name not in record.arrays]
+    missing = [spec.name for spec in inputs if spec.name not in bundle.arrays]
     if not missing:
-        return [(spec, record.arrays[spec.name]) for spec in inputs]
-    if len(inputs) > 1 or not record.arrays:
-        raise missing_inputs(record.where, missing, record.arrays)
-    (spec,), arrays = inputs, record.arrays
+        return [(spec, bundle.arrays[spec.name]) for spec in inputs]
+    if len(inputs) > 1 or not bundle.arrays:
+        raise missing_inputs(bundle.where, missing, bundle.arrays)
+    (spec,), arrays = inputs, bundle.arrays
     fitting = _fitting(spec, arrays)
     if len(fitting) == 1:
         return [(spec, arrays[fitting[0]])]
     present = ", ".join(f"'{key}' {a.dtype.name} {shape_name(a.shape)}" for key, a in arrays.items())
     problem = "several arrays fit" if fitting else "no array fits"
     raise UserError(
-        f"{record.where}: {problem} input '{spec.name}', which takes {spec}; there are {present}",
+        f"{bundle.where}: {problem} input '{spec.name}', which takes {spec}; there are {present}",
         f"name the array '{spec.name}'" if fitting else _SHAPE_HINT,
     )
 
@@ -180,10 +180,10 @@ def _could_be(spec: InputSpec, stream: ArrayStream) -> bool:
         return False
 
 
-def _agreed(size: int | None, other: int, record: Record) -> int:
+def _agreed(size: int | None, other: int, bundle: Bundle) -> int:
     if size is not None and size != other:
         raise UserError(
-            f"{record.where}: the model's inputs ask for batches of {size} and of {other} rows at once",
+            f"{bundle.where}: the model's inputs ask for batches of {size} and of {other} rows at once",
             "give each input that is not batched exactly in the shape that the model declares",
         )
     return other

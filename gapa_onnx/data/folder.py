@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gapa_onnx.data import images
-from gapa_onnx.data.arrays import npy_stream, npz_record, tensor_records
+from gapa_onnx.data.arrays import npy_stream, npz_bundle, tensor_bundles
 from gapa_onnx.data.binding import missing_inputs
-from gapa_onnx.data.record import Reader, Record
+from gapa_onnx.data.bundle import Bundle, Reader
 from gapa_onnx.data.spec import ImageOptions, InputSpec
 from gapa_onnx.errors import UserError
 
@@ -52,13 +52,13 @@ def open_files(
     if kind == "image":
         layout = images.image_layout(inputs, options)
         images.require_pillow()
-        return Reader(description, lambda: images.image_records(files, layout), count=lambda: len(files))
+        return Reader(description, lambda: images.image_bundles(files, layout), count=lambda: len(files))
     if kind == ".npz":
-        return Reader(description, lambda: map(npz_record, files))
+        return Reader(description, lambda: map(npz_bundle, files))
     if kind == ".pb":
-        return Reader(description, lambda: tensor_records(files, inputs))
+        return Reader(description, lambda: tensor_bundles(files, inputs))
     groups = _npy_groups(folder, files, inputs) if folder else [{path.stem: path} for path in files]
-    return Reader(description, lambda: map(_npy_record, groups))
+    return Reader(description, lambda: map(_npy_bundle, groups))
 
 
 def kind_of(path: Path) -> str | None:
@@ -79,10 +79,10 @@ def _counted(kind: str, files: Sequence[Path]) -> str:
 
 
 def _npy_groups(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
-    """Which .npy files make up a record.
+    """Which .npy files make up a bundle.
 
-    <input>_<k>.npy and <input>-<k>.npy are record k; <input>.npy is a record of its own, or a constant
-    beside numbered files of the other inputs. With one input, files of any name are records, in order.
+    <input>_<k>.npy and <input>-<k>.npy are bundle k; <input>.npy is a bundle of its own, or a constant
+    beside numbered files of the other inputs. With one input, files of any name are bundles, in order.
     """
     owned = [(path, *owner) for path in files if (owner := _owner(path, inputs)) is not None]
     if len(inputs) == 1:
@@ -100,10 +100,10 @@ def _npy_groups(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]
 def _by_number(folder: Path, owned: Sequence[tuple[Path, str, int | None]]) -> list[dict[str, Path]]:
     """The files of each number in each folder, with those beside them that have none."""
     shared: dict[Path, dict[str, Path]] = {}
-    records: dict[tuple[Path, int], dict[str, Path]] = {}
+    bundles: dict[tuple[Path, int], dict[str, Path]] = {}
     for path, name, number in owned:
         beside = shared.setdefault(path.parent, {})
-        group = beside if number is None else records.setdefault((path.parent, number), {})
+        group = beside if number is None else bundles.setdefault((path.parent, number), {})
         if name in group:
             raise UserError(
                 f"the folder {path.parent} has two files for input '{name}': {group[name].name}, {path.name}",
@@ -113,7 +113,7 @@ def _by_number(folder: Path, owned: Sequence[tuple[Path, str, int | None]]) -> l
     return [
         group
         for parent, beside in (shared or {folder: {}}).items()
-        for group in [beside | records[key] for key in sorted(records) if key[0] == parent] or [beside]
+        for group in [beside | bundles[key] for key in sorted(bundles) if key[0] == parent] or [beside]
     ]
 
 
@@ -129,5 +129,5 @@ def _owner(path: Path, inputs: Sequence[InputSpec]) -> tuple[str, int | None] | 
     return None
 
 
-def _npy_record(group: dict[str, Path]) -> Record:
-    return Record(str(next(iter(group.values()))), {name: npy_stream(path) for name, path in group.items()})
+def _npy_bundle(group: dict[str, Path]) -> Bundle:
+    return Bundle(str(next(iter(group.values()))), {name: npy_stream(path) for name, path in group.items()})

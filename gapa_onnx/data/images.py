@@ -10,8 +10,8 @@ from types import ModuleType
 import numpy as np
 
 from gapa_onnx.arrays import Array
+from gapa_onnx.data.bundle import Bundle, reading, stream_of
 from gapa_onnx.data.convert import kind
-from gapa_onnx.data.record import Record, reading, stream_of
 from gapa_onnx.data.spec import ImageOptions, InputSpec, fixed
 from gapa_onnx.errors import UserError
 
@@ -80,10 +80,10 @@ def _normalisation(
     return mean, std
 
 
-def image_records(files: Sequence[Path], layout: ImageLayout) -> Iterator[Record]:
-    """One record, of one row, per image."""
+def image_bundles(files: Sequence[Path], layout: ImageLayout) -> Iterator[Bundle]:
+    """One bundle, of one row, per image."""
     for path in files:
-        yield Record(str(path), {layout.spec.name: stream_of(load_image(path, layout)[None], str(path))})
+        yield Bundle(str(path), {layout.spec.name: stream_of(load_image(path, layout)[None], str(path))})
 
 
 def load_image(path: Path, layout: ImageLayout) -> Array:

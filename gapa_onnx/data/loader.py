@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data.record import Reader, Record, record_of
+from gapa_onnx.data.bundle import Bundle, Reader, bundle_of
 from gapa_onnx.errors import UserError
 
 
@@ -53,7 +53,7 @@ def load_function(path: Path, name: str) -> Callable[[], Iterable[Mapping[str, A
 def function_reader(function: Callable[[], Any], name: str) -> Reader:
     """Calls the function anew for each pass."""
 
-    def records() -> Iterator[Record]:
+    def bundles() -> Iterator[Bundle]:
         try:
             items = function()
         except UserError:
@@ -65,9 +65,9 @@ def function_reader(function: Callable[[], Any], name: str) -> Reader:
                 f"{name} returned {type(items).__name__}, not something to iterate over",
                 "yield dicts of input name and array",
             )
-        yield from _records([items] if isinstance(items, Mapping) else items, name)
+        yield from _bundles([items] if isinstance(items, Mapping) else items, name)
 
-    return Reader(name, records, count=lambda: None, eager=False)
+    return Reader(name, bundles, count=lambda: None, eager=False)
 
 
 def calibration_reader(reader: Any) -> Reader:
@@ -80,21 +80,21 @@ def calibration_reader(reader: Any) -> Reader:
         return iterable_reader(iter(reader.get_next, None), name)
     used = False
 
-    def records() -> Iterator[Record]:
+    def bundles() -> Iterator[Bundle]:
         nonlocal used
         if used:
             reader.rewind()
         used = True
-        yield from _records(iter(reader.get_next, None), name)
+        yield from _bundles(iter(reader.get_next, None), name)
 
-    return Reader(name, records, count=lambda: None, eager=False)
+    return Reader(name, bundles, count=lambda: None, eager=False)
 
 
 def iterable_reader(items: Iterable[Any], name: str) -> Reader:
     """Any iterable of dicts; an iterator, which runs only once, is kept on disk while it runs."""
     if iter(items) is items:
         items = _Replay(items, name)
-    return Reader(name, lambda: _records(items, name), count=lambda: None, eager=False)
+    return Reader(name, lambda: _bundles(items, name), count=lambda: None, eager=False)
 
 
 def as_arrays(item: Any, where: str) -> dict[str, Array]:
@@ -112,7 +112,7 @@ def as_arrays(item: Any, where: str) -> dict[str, Array]:
     return arrays
 
 
-def _records(items: Iterable[Any], name: str) -> Iterator[Record]:
+def _bundles(items: Iterable[Any], name: str) -> Iterator[Bundle]:
     try:
         iterator = iter(items)
     except UserError:
@@ -130,7 +130,7 @@ def _records(items: Iterable[Any], name: str) -> Iterator[Record]:
         except Exception as error:
             raise _failed(name, error) from error
         where = f"item {number} of {name}"
-        yield record_of(as_arrays(item, where), where)
+        yield bundle_of(as_arrays(item, where), where)
         number += 1
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from gapa_onnx.arrays import Array
 from gapa_onnx.data.batching import Batcher
 from gapa_onnx.data.binding import bind
+from gapa_onnx.data.bundle import Reader, bundle_of
 from gapa_onnx.data.folder import ACCEPTED, kind_of, open_files, open_folder
 from gapa_onnx.data.loader import (
     as_arrays,
@@ -30,9 +31,8 @@ from gapa_onnx.data.loader import (
     iterable_reader,
     load_function,
 )
-from gapa_onnx.data.record import Reader, record_of
 from gapa_onnx.data.spec import ImageOptions, InputSpec
-from gapa_onnx.data.tables import csv_count, csv_records, parquet_count, parquet_records
+from gapa_onnx.data.tables import csv_bundles, csv_count, parquet_bundles, parquet_count
 from gapa_onnx.errors import UserError
 
 _HINT = f"{ACCEPTED}; one .npy, .npz, .csv or .parquet; or loader.py:function"
@@ -54,7 +54,7 @@ class DataSource:
         """The rows of the data, before a fixed batch size cuts off a remainder; None if not known."""
         if self._reader.count is not None:
             return self._reader.count()
-        return sum(bind(record, self.inputs).rows for record in self._reader.records())
+        return sum(bind(bundle, self.inputs).rows for bundle in self._reader.bundles())
 
     def batches(self, batch_size: int = 256) -> Iterator[dict[str, Array]]:
         """The rows, in order, from the first on each call; C-contiguous and of the inputs' types.
@@ -68,8 +68,8 @@ class DataSource:
     def _batches(self, batch_size: int) -> Iterator[dict[str, Array]]:
         batcher = Batcher(batch_size)
         size = None
-        for record in self._reader.records():
-            binding = bind(record, self.inputs)
+        for bundle in self._reader.bundles():
+            binding = bind(bundle, self.inputs)
             size = binding.size
             yield from batcher.add(binding)
         yield from batcher.flush()
@@ -86,7 +86,7 @@ class DataSource:
         """Refuse data of which not even the first rows fit, before any work is spent on them."""
         if not self._reader.eager:
             return
-        if not any(bind(record, self.inputs).rows for record in self._reader.records()):
+        if not any(bind(bundle, self.inputs).rows for bundle in self._reader.bundles()):
             raise self._empty()
 
     def _empty(self) -> UserError:
@@ -108,8 +108,8 @@ def _reader(source: Any, inputs: Sequence[InputSpec], options: ImageOptions) -> 
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
     if isinstance(source, Mapping):
-        record = record_of(as_arrays(source, "the data"), "the data")
-        return Reader("arrays in memory", lambda: iter([record]))
+        bundle = bundle_of(as_arrays(source, "the data"), "the data")
+        return Reader("arrays in memory", lambda: iter([bundle]))
     if hasattr(source, "get_next"):
         return calibration_reader(source)
     if isinstance(source, Iterable):
@@ -130,10 +130,10 @@ def _path_reader(text: str, inputs: Sequence[InputSpec], options: ImageOptions) 
         raise _no_such_file(path)
     readers: dict[str, Callable[[], Reader]] = {
         ".csv": lambda: Reader(
-            f"file {path.name}", lambda: csv_records(path, inputs), count=lambda: csv_count(path, inputs)
+            f"file {path.name}", lambda: csv_bundles(path, inputs), count=lambda: csv_count(path, inputs)
         ),
         ".parquet": lambda: Reader(
-            f"file {path.name}", lambda: parquet_records(path, inputs), count=lambda: parquet_count(path)
+            f"file {path.name}", lambda: parquet_bundles(path, inputs), count=lambda: parquet_count(path)
         ),
     }
     suffix = path.suffix.lower()

@@ -18,8 +18,8 @@ import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.data.binding import missing_inputs
+from gapa_onnx.data.bundle import Bundle, reading, stream_of
 from gapa_onnx.data.convert import kind
-from gapa_onnx.data.record import Record, reading, stream_of
 from gapa_onnx.data.spec import InputSpec, fixed
 from gapa_onnx.errors import UserError
 
@@ -35,7 +35,7 @@ class _Selection:
     scalar: bool  #: one column named as the input, as opposed to columns side by side
 
 
-def csv_records(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Record]:
+def csv_bundles(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Bundle]:
     """The rows of a csv file, comma, semicolon or tab separated, with or without a header.
 
     An empty cell is a missing value: NaN for a float input, an error for any other.
@@ -179,7 +179,7 @@ def _csv_chunk(
     width: int,
     header: Sequence[str] | None,
     selections: Sequence[_Selection],
-) -> Record:
+) -> Bundle:
     for line, row in chunk:
         if len(row) != width:
             raise UserError(
@@ -198,7 +198,7 @@ def _csv_chunk(
 
         values = _numbers(cells, spec, name_cell)  # (rows, columns)
         arrays[spec.name] = stream_of(_shaped(values, spec, str(path)), f"{path}: '{spec.name}'")
-    return Record(str(path), arrays)
+    return Bundle(str(path), arrays)
 
 
 def _numbers(cells: list[list[str]], spec: InputSpec, name_cell: Callable[[int, int], str]) -> Array:
@@ -241,7 +241,7 @@ def _shaped(values: Array, spec: InputSpec, where: str) -> Array:
     return values.reshape(len(values), *shape)
 
 
-def parquet_records(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Record]:
+def parquet_bundles(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Bundle]:
     """The rows of a parquet file, record batch by record batch; null is NaN for a float input."""
     with reading(path, NotImplementedError, KeyError), _open_parquet(path) as file:
         schema = file.schema_arrow
@@ -258,7 +258,7 @@ def parquet_records(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Record]
                 columns = [_column(batch.column(name), f"{path}: column '{name}'") for name in names]
                 values = columns[0] if selection.scalar else np.stack(columns, axis=1)  # (rows, …)
                 arrays[spec.name] = stream_of(_shaped(values, spec, str(path)), f"{path}: '{spec.name}'")
-            yield Record(str(path), arrays)
+            yield Bundle(str(path), arrays)
 
 
 def parquet_count(path: Path) -> int:

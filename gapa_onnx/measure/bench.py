@@ -43,7 +43,7 @@ from gapa_onnx.measure import profiling
 from gapa_onnx.model.load import SourceModel, load, read_proto
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import require
-from gapa_onnx.sessions.inference import answers, row_count
+from gapa_onnx.sessions.inference import row_count, run_batch
 
 TOLERATED = 0.03  # by which the source may differ from itself
 ATTEMPTS = 3
@@ -296,10 +296,10 @@ def _run(model: onnx.ModelProto, feeds: Batch, threads: int) -> Run:
     opened = profiling.open_quiet(model, threads)
     names = [value.name for value in opened.get_outputs()]
     fed = {value.name: feeds[value.name] for value in opened.get_inputs() if value.name in feeds}
-    answers(opened, names, fed)  # says what is wrong with the data, if anything is
+    run_batch(opened, names, fed)  # says what is wrong with the data, if anything is
     kinds = {value.type for value in (*opened.get_inputs(), *opened.get_outputs())}
     if not all(kind.startswith("tensor(") and kind != "tensor(string)" for kind in kinds):
-        return lambda: answers(opened, names, fed)  # what cannot be bound
+        return lambda: run_batch(opened, names, fed)  # what cannot be bound
     binding = opened.io_binding()
     bound = {name: np.ascontiguousarray(array) for name, array in fed.items()}
     for name, array in bound.items():

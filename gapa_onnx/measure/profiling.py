@@ -28,7 +28,7 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.model.protos import duplicate
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
 from gapa_onnx.record import read
-from gapa_onnx.sessions.inference import answers
+from gapa_onnx.sessions.inference import run_batch
 from gapa_onnx.sessions.runtime import open_session, register, session_options
 
 SOURCE, SITES, SEARCH, SOLVE, PROPAGATION, HEADS = (
@@ -127,10 +127,10 @@ def _profiled(
         fed = {value.name: feeds[value.name] for value in opened.get_inputs() if value.name in feeds}
         for _ in range(WARM_UP):
             started = time.perf_counter()
-            answers(opened, names, fed)
+            run_batch(opened, names, fed)
         taken = time.perf_counter() - started
         for _ in range(int(min(max(SECONDS / taken, RUNS[0]), RUNS[1]))):
-            answers(opened, names, fed)
+            run_batch(opened, names, fed)
         events = json.loads(Path(opened.end_profiling()).read_text())
     runs = sorted((event for event in events if event["name"] == "model_run"), key=lambda event: event["ts"])
     nodes = [event for event in events if event["cat"] == "Node" and event["name"].endswith("_kernel_time")]

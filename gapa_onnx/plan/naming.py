@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.layers import Network, Node, holds_features, is_activation, is_merged_into_layer
-from gapa_onnx.variance.qdq import twins
+from gapa_onnx.variance.qdq import dequantised
 from gapa_onnx.variance.sites import Layout, Site
 
 
@@ -66,9 +66,9 @@ def _site_of(network: Network, node: gs.Node, tensor: gs.Tensor, layout: Layout 
     """At a node that is an activation, else at what it makes. Of an activation that is merged into its layer, what is
     dequantised from it is left."""
     if is_activation(node) and is_merged_into_layer(node):
-        twin = twins(network.source.graph).get(tensor.name)
-        if twin is not None:
-            return site_at_tensor(network, network.source.tensors[twin], layout)
+        same = dequantised(network.source.graph).get(tensor.name)
+        if same is not None:
+            return site_at_tensor(network, network.source.tensors[same], layout)
     activation = network.activations.get(id(node)) or (node if is_activation(node) else None)
     if activation is None:
         return site_at_tensor(network, tensor, layout)

@@ -49,7 +49,7 @@ def input_specs(opened: ort.InferenceSession) -> list[InputSpec]:
     return [_input_spec(value) for value in opened.get_inputs()]
 
 
-def answers(opened: ort.InferenceSession, names: Sequence[str], batch: Mapping[str, Array]) -> list[Array]:
+def run_batch(opened: ort.InferenceSession, names: Sequence[str], batch: Mapping[str, Array]) -> list[Array]:
     """The named outputs for one batch."""
     try:
         found: list[Array] = opened.run(list(names), dict(batch))
@@ -60,7 +60,7 @@ def answers(opened: ort.InferenceSession, names: Sequence[str], batch: Mapping[s
         ) from error
 
 
-def record_of(opened: ort.InferenceSession) -> Record | None:
+def read_record(opened: ort.InferenceSession) -> Record | None:
     """The record of a converted file, None for any other model."""
     text = opened.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
     return None if text is None else parse(text)

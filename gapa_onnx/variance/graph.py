@@ -31,7 +31,7 @@ class VarianceGraph(GraphBuilder):
     ----------
     opset: the model's version of the default domain; every node is written for it.
     taken: names that the source graph uses; none of them is given out again.
-    twins: tensors of the source graph that are read in place of others, see `qdq`.
+    read_instead: tensors of the source graph that are read in place of others, see `qdq`.
     constants: tensors of the source graph that are the same in every run.
     """
 
@@ -39,17 +39,17 @@ class VarianceGraph(GraphBuilder):
         self,
         opset: int,
         taken: set[str],
-        twins: Mapping[str, str] | None = None,
+        read_instead: Mapping[str, str] | None = None,
         constants: AbstractSet[str] = frozenset(),
     ):
         super().__init__(opset, taken, scope="gapa")
-        self._twins = twins or {}
+        self._read_instead = read_instead or {}
         self._source_constants = constants
         self._constants = set(constants)
 
     def tensor(self, name: str, dtype: DType) -> Value:
-        """A tensor of the source graph, as it is, or its twin."""
-        return super().tensor(self._twins.get(name, name), dtype)
+        """A tensor of the source graph, or the one that is read instead of it."""
+        return super().tensor(self._read_instead.get(name, name), dtype)
 
     def constant(self, array: npt.ArrayLike, name: str | None = None) -> Value:
         """An initializer. Unnamed ones are shared by value."""
@@ -73,7 +73,7 @@ class VarianceGraph(GraphBuilder):
 
     def child(self) -> VarianceGraph:
         """An empty graph for the body of an If, Loop or Scan; `close` ends it."""
-        return VarianceGraph(self.opset, self._taken, self._twins, self._source_constants)
+        return VarianceGraph(self.opset, self._taken, self._read_instead, self._source_constants)
 
     def copy(self, nodes: Iterable[gs.Node], outside: set[str]) -> None:
         """Take in copies of source nodes, for means that are not visible outside of a body.

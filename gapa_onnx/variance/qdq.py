@@ -4,12 +4,12 @@ A float layer between DequantizeLinear and QuantizeLinear is computed in whole n
 to another step now and then than its floats would. Whether that is done depends on who reads what
 lies around the layer, and the variance graph is a reader. So it does not read everything in place:
 
-    twins   Nobody but its QuantizeLinear may read what a layer puts out. In place of such a tensor
-            the one that is dequantised from it is read: the same but for rounding.
-    copies  On x86 int8 activations are retyped to uint8, each by itself, if nothing but one layer
-            reads them; where somebody does, even if only to make an output of it, the layers around
-            stay layers of floats. The means of such a model are computed a second time, beside it.
-            With uint8 activations, or in whole-number operators (QLinearConv, …), none of it is needed.
+    dequantised  Nobody but its QuantizeLinear may read what a layer puts out. In place of such a tensor
+                 the one that is dequantised from it is read: the same but for rounding.
+    copies       On x86 int8 activations are retyped to uint8, each by itself, if nothing but one layer
+                 reads them; where somebody does, even if only to make an output of it, the layers around
+                 stay layers of floats. The means of such a model are computed a second time, beside it.
+                 With uint8 activations, or in whole-number operators (QLinearConv, …), none of it is needed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def reading_graph(source: SourceModel) -> VarianceGraph:
     """An empty variance graph that reads the source such that it stays what it is."""
     constants = frozenset(tensor.name for tensor in source.proto.graph.initializer)
     if not _would_be_retyped(source.graph) or not all(map(can_be_repeated, source.graph.nodes)):
-        return VarianceGraph(source.opset, set(source.names), twins(source.graph), constants)
+        return VarianceGraph(source.opset, set(source.names), dequantised(source.graph), constants)
     nodes, copies = _copy(source)
     graph = VarianceGraph(source.opset, set(source.names), copies, constants)
     graph.copy(nodes, outside=set(source.names))
     return graph
 
 
-def twins(graph: gs.Graph) -> dict[str, str]:
+def dequantised(graph: gs.Graph) -> dict[str, str]:
     """Floats that exist to be quantised only, and what is dequantised from them."""
     outputs = {tensor.name for tensor in graph.outputs}
     found = {}

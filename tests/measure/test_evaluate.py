@@ -21,7 +21,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.measure import bench
 from gapa_onnx.measure.evaluation.answers import open_converted
 from gapa_onnx.measure.evaluation.evaluate import evaluate
-from gapa_onnx.measure.evaluation.record import record_of
+from gapa_onnx.measure.evaluation.summary import summary_of
 from gapa_onnx.measure.evaluation.thumbnails import thumbnail
 
 ROWS, CLASSES = 120, 4
@@ -128,7 +128,9 @@ def test_nothing_depends_on_the_batches(rng, classified, tmp_path):
     model, _, labels = classified
     strange = strange_data(rng, tmp_path)
     whole = evaluate(model.path, model.data, labels, ood=strange, batch_size=1000)
-    assert record_of(evaluate(model.path, model.data, labels, ood=strange, batch_size=7)) == record_of(whole)
+    assert summary_of(evaluate(model.path, model.data, labels, ood=strange, batch_size=7)) == summary_of(
+        whole
+    )
 
 
 @pytest.mark.parametrize("ending", [special.softmax, special.log_softmax])
@@ -288,7 +290,7 @@ def test_segmentation_counts_labelled_pixels(rng, tmp_path, axis):
     assert found.error_detection["entropy"]["auroc"] == pytest.approx(
         sk.roc_auc_score(wrong, entropy), abs=1e-6
     )
-    assert record_of(found) == record_of(evaluate(model.path, model.data, labels, batch_size=1))
+    assert summary_of(found) == summary_of(evaluate(model.path, model.data, labels, batch_size=1))
 
 
 def test_segmentation_examples_show_the_worst_images(rng, tmp_path):
@@ -312,7 +314,7 @@ def test_pixels_are_sampled_where_there_are_many(rng, tmp_path, monkeypatch):
     assert len(exact.risk_coverage["entropy"][0]) == 5  # the last image has no label
     monkeypatch.setattr("gapa_onnx.measure.evaluation.dense.MOST_PLACES", 120)
     found = [evaluate(model.path, model.data, labels, batch_size=size) for size in (1, 6)]
-    assert record_of(found[0]) == record_of(found[1])
+    assert summary_of(found[0]) == summary_of(found[1])
     assert any("a fixed random sample" in note for note in found[0].notes)
     assert found[0].metrics == exact.metrics
     assert found[0].error_detection["entropy"] != exact.error_detection["entropy"]

@@ -25,7 +25,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import load
 from gapa_onnx.plan.placement import find_sites
 from gapa_onnx.variance.patterns import find_composites
-from gapa_onnx.variance.qdq import reading_graph, twins
+from gapa_onnx.variance.qdq import dequantised, reading_graph
 from gapa_onnx.variance.rules import TABLE, Deterministic, Refusal
 
 BY_HAND = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
@@ -271,15 +271,15 @@ def test_what_lies_between_is_not_read(body, site):
     np.testing.assert_array_equal(answers(converted, NOISE)["y"], answers(model, NOISE, native=False)["y"])
 
 
-def test_twins():
-    assert twins(load(between_steps(BODIES["conv"])).graph) == {"t": "t1", "u": "y"}
-    assert twins(load(between_steps(BODIES["sigmoid"])).graph) == {"c": "d", "t": "t1", "u": "y"}
+def test_what_is_read_in_place_of_quantised_floats():
+    assert dequantised(load(between_steps(BODIES["conv"])).graph) == {"t": "t1", "u": "y"}
+    assert dequantised(load(between_steps(BODIES["sigmoid"])).graph) == {"c": "d", "t": "t1", "u": "y"}
 
 
-def test_an_output_has_no_twin():
+def test_an_output_is_read_itself():
     model = between_steps(BODIES["conv"])
     model.graph.output.append(helper.make_empty_tensor_value_info("t"))
-    assert twins(load(model).graph) == {"u": "y"}
+    assert dequantised(load(model).graph) == {"u": "y"}
 
 
 def test_a_tensor_that_is_merged_away_is_no_site():

@@ -19,7 +19,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.labels import require_rows
 from gapa_onnx.measure.evaluation.metrics import needed
 from gapa_onnx.record import HeadRecord, damaged, require_outputs
-from gapa_onnx.sessions.inference import answers, input_specs, open_model, record_of, row_count
+from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 
 _CLASS_ROLES = ("probs", "tokens", "entropy", "epistemic", "score", "ood")
 _NUMBER_ROLES = ("var", "total_var", "score", "ood")
@@ -82,7 +82,7 @@ class ConvertedFile:
         roles, start = self.answered.outputs, 0
         for batch in data.batches(batch_size):
             rows = row_count(batch)
-            found = dict(zip(roles, answers(self.session, list(roles.values()), batch)))
+            found = dict(zip(roles, run_batch(self.session, list(roles.values()), batch)))
             for role, array in found.items():
                 if array.ndim == 0 or len(array) != rows:
                     raise UserError(
@@ -122,7 +122,7 @@ def open_converted(
     """Open a converted file and choose the output to look at: the named one, else the only one with a task."""
     session = open_model(model)
     file = "a model in memory" if isinstance(model, onnx.ModelProto) else str(Path(model))
-    record = record_of(session)
+    record = read_record(session)
     if record is None:
         raise UserError(f"{file} was not converted by gapa-onnx", f"gapa-onnx convert {file} --calib PATH")
     heads = record.heads

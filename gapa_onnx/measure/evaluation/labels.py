@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data.arrays import npy_stream, npz_record
-from gapa_onnx.data.record import reading
+from gapa_onnx.data.arrays import npy_stream, npz_bundle
+from gapa_onnx.data.bundle import reading
 from gapa_onnx.errors import UserError
 
 KEYS = ("y", "labels", "targets", "label", "target", "class")
@@ -43,7 +43,7 @@ def labels_beside(path: Path) -> Array | None:
     """Labels that a .npz file of data holds itself, None for any other data."""
     if path.suffix.lower() != ".npz" or not path.is_file():
         return None
-    arrays = npz_record(path).arrays
+    arrays = npz_bundle(path).arrays
     key = next((key for key in KEYS if key in arrays), None)
     return None if key is None else read_labels(arrays[key].whole())
 
@@ -161,7 +161,7 @@ def _from_file(path: Path) -> Array:
             found: Array = np.load(path, mmap_mode="r" if large else None, allow_pickle=False)
             return found
     if kind == ".npz":
-        arrays = npz_record(path).arrays
+        arrays = npz_bundle(path).arrays
         named = [key for key in KEYS if key in arrays] or list(arrays)
         if len(named) > 1 and named[0] not in KEYS:
             raise UserError(

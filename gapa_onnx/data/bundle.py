@@ -31,7 +31,7 @@ class ArrayStream:
 
 
 @dataclass(frozen=True)
-class Record:
+class Bundle:
     """Arrays that belong together, row by row: one file, one test data set, one dict of a loader."""
 
     where: str
@@ -40,15 +40,15 @@ class Record:
 
 @dataclass(frozen=True)
 class Reader:
-    """A source of records; `records()` starts anew on each call.
+    """A source of bundles; `bundles()` starts anew on each call.
 
     `count()` is the number of rows, or None where only reading everything would tell. `eager` readers
-    may be tried when the data are opened: that has no side effects and costs one record.
+    may be tried when the data are opened: that has no side effects and costs one bundle.
     """
 
     description: str
-    records: Callable[[], Iterator[Record]]
-    count: Callable[[], int | None] | None = None  #: None: add up the records, which is cheap here
+    bundles: Callable[[], Iterator[Bundle]]
+    count: Callable[[], int | None] | None = None  #: None: add up the bundles, which is cheap here
     eager: bool = True
 
 
@@ -65,9 +65,9 @@ def stream_of(array: Array, where: str) -> ArrayStream:
     return ArrayStream(where, array.dtype, array.shape, read)
 
 
-def record_of(arrays: Mapping[str, Array], where: str) -> Record:
-    """Arrays in memory as a record."""
-    return Record(where, {key: stream_of(array, f"{where}: '{key}'") for key, array in arrays.items()})
+def bundle_of(arrays: Mapping[str, Array], where: str) -> Bundle:
+    """Arrays in memory as a bundle."""
+    return Bundle(where, {key: stream_of(array, f"{where}: '{key}'") for key, array in arrays.items()})
 
 
 @contextmanager

@@ -28,7 +28,7 @@ _NUMBERS = (
 )
 
 
-def record_of(evaluation: Evaluation) -> dict[str, Any]:
+def summary_of(evaluation: Evaluation) -> dict[str, Any]:
     """Plain dicts, lists and numbers; what is not finite becomes None, which JSON has."""
     numbers = {name: getattr(evaluation, name) for name in _NUMBERS}
     numbers["shifts"] = [asdict(shift) for shift in evaluation.shifts]
