@@ -74,24 +74,12 @@ def set_threshold(
     model = read_proto(path)
     record = require(model, str(path))
     scores = _scores(record, output)
-    if (quantile is None) == (value is None) and data is None:
-        raise UserError("give a quantile or a value for the threshold", "for example `quantile=0.99`")
-    if quantile is not None:
-        require_quantile("quantile", quantile)
-    if value is not None and not np.isfinite(value):
-        raise UserError(f"the threshold {value} is not a finite number", "give a number, or a quantile")
+    _require_a_line(quantile, value, data)
     if data is not None:
         scores = _on_data(path, record, scores, data, images)
     for name, score in scores.items():
-        level = quantile if quantile is not None or value is not None else score.quantile
-        if value is None and level is None:
-            raise UserError(
-                f"the threshold of {name!r} was given as a number, so there is no quantile to take again",
-                "give `quantile` too",
-            )
-        new = value if value is not None else threshold_at(score.quantiles, level or 0.0)
-        scores[name] = replace(score, quantile=None if value is not None else level, threshold=float(new))
-        if not put_tensor(model.graph, score.tensor, np.asarray(new)):
+        scores[name] = moved = _moved(name, score, quantile, value)
+        if not put_tensor(model.graph, score.tensor, np.asarray(moved.threshold)):
             raise UserError(
                 f"the file has no threshold for output {name!r}", "convert the source model again"
             )
@@ -103,6 +91,29 @@ def set_threshold(
     attach(model, record)
     save(model, Path(out) if out is not None else path)
     return _listed(record)
+
+
+def _require_a_line(quantile: float | None, value: float | None, data: Any) -> None:
+    """Raise UserError unless what is given says where the line is; data alone keep the quantile."""
+    if (quantile is None) == (value is None) and data is None:
+        raise UserError("give a quantile or a value for the threshold", "for example `quantile=0.99`")
+    if quantile is not None:
+        require_quantile("quantile", quantile)
+    if value is not None and not np.isfinite(value):
+        raise UserError(f"the threshold {value} is not a finite number", "give a number, or a quantile")
+
+
+def _moved(name: str, score: ScoreRecord, quantile: float | None, value: float | None) -> ScoreRecord:
+    """The score with its line at the value, or at the quantile, which is the one it had unless given."""
+    if value is not None:
+        return replace(score, quantile=None, threshold=float(value))
+    level = score.quantile if quantile is None else quantile
+    if level is None:
+        raise UserError(
+            f"the threshold of {name!r} was given as a number, so there is no quantile to take again",
+            "give `quantile` too",
+        )
+    return replace(score, quantile=level, threshold=float(threshold_at(score.quantiles, level)))
 
 
 def _scores(record: Record, output: str | None) -> dict[str, ScoreRecord]:
