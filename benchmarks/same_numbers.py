@@ -86,7 +86,8 @@ def random_cases(folder: Path, count: int) -> list[dict[str, Any]]:
     for number, graph in enumerate(graphs):
         sites = [name for name in graph.uncertain if graph.tensors[name].mean.ndim]
         rows = {graph.tensors[name].mean.shape[:1] for name in graph.inputs}
-        if not sites or len(rows) > 1 or len(made) == count:  # calibration data have as many rows in every input
+        # calibration data have as many rows in every input
+        if not sites or len(rows) > 1 or len(made) == count:
             continue
         path = folder / f"random_{number}.onnx"
         onnx.save(graph.model(np.float32), path)

@@ -19,6 +19,7 @@ MOST_COLUMNS = 6  # elements of one output in the table, if the terminal is wide
 CELL_WIDTH = 18
 
 Arrays = Mapping[str, np.ndarray]
+Column = tuple[str, list[str]]  #: its label, and a cell for each row
 
 
 class Predictions:
@@ -136,32 +137,45 @@ def show(predictions: Predictions) -> None:
 
 def _columns(
     name: str, arrays: Arrays, head: Mapping[str, Any] | None, most: int
-) -> tuple[list[tuple[str, list[str]]], int]:
+) -> tuple[list[Column], int]:
     """Labelled columns of cells for one output, and how many of its elements do not fit."""
     roles, link = (head["outputs"], head["link"]) if head else ({}, None)
-    values, labels = _flat(arrays[name]), _labels(name, arrays[name])
+    mean, labels = arrays[name], _labels(name, arrays[name])
     left = max(0, len(labels) - most)
-    if "probs" in roles and arrays[name].ndim == 2 and link == "softmax" and "tokens" not in roles:
-        best = arrays[name].argmax(axis=1)
-        probs = np.take_along_axis(arrays[roles["probs"]], best[:, None], axis=1)[:, 0]
-        columns = [(name, [f"class {i}" for i in best]), ("probability", [f"{p:.3f}" for p in probs])]
-        left = 0
-    elif "probs" in roles and arrays[name].ndim == 2 and link == "sigmoid":
-        probs = arrays[roles["probs"]]
-        columns = [
-            (f"p({label})", [f"{p:.3f}" for p in probs[:, i]]) for i, label in enumerate(labels[:most])
-        ]
+    probs = arrays[roles["probs"]] if "probs" in roles and mean.ndim == 2 else None
+    if probs is not None and link == "softmax" and "tokens" not in roles:
+        columns, left = _best_class(name, mean, probs), 0
+    elif probs is not None and link == "sigmoid":
+        columns = _probabilities(labels[:most], probs)
     else:
         var = roles.get("total_var", roles.get("var"))  # with the noise, where it is known
-        std = [[None] * len(labels)] * len(values) if var is None else _flat(arrays[var]) ** 0.5
-        columns = [
-            (label, [_cell(values[row][i], std[row][i]) for row in range(len(values))])
-            for i, label in enumerate(labels[:most])
-        ]
+        columns = _error_bars(labels[:most], mean, None if var is None else arrays[var])
     for role in ("epistemic", "score", "ood"):
         if role in roles and arrays[roles[role]].ndim == 1:
             columns.append((role, [_cell(value, None) for value in arrays[roles[role]]]))
     return columns, left
+
+
+def _best_class(name: str, logits: np.ndarray, probs: np.ndarray) -> list[Column]:
+    """The class of each row, and its probability."""
+    best = logits.argmax(axis=1)
+    its = np.take_along_axis(probs, best[:, None], axis=1)[:, 0]
+    return [(name, [f"class {i}" for i in best]), ("probability", [f"{p:.3f}" for p in its])]
+
+
+def _probabilities(labels: Sequence[str], probs: np.ndarray) -> list[Column]:
+    """One column per label, which may hold or not."""
+    return [(f"p({label})", [f"{p:.3f}" for p in probs[:, i]]) for i, label in enumerate(labels)]
+
+
+def _error_bars(labels: Sequence[str], mean: np.ndarray, var: np.ndarray | None) -> list[Column]:
+    """One column per element, with its standard deviation where that is known."""
+    values = _flat(mean)
+    stds = np.full(values.shape, None) if var is None else _flat(var) ** 0.5
+    return [
+        (label, [_cell(value, std) for value, std in zip(values[:, i], stds[:, i])])
+        for i, label in enumerate(labels)
+    ]
 
 
 def _cell(value: Any, std: Any) -> str:

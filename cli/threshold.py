@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gapa_onnx.cli import options
 from gapa_onnx.cli.console import note, print_json, quiet_runtime
 from gapa_onnx.errors import UserError
+
+if TYPE_CHECKING:
+    from gapa_onnx.settle.thresholds import Threshold
 
 _Quantile = Annotated[
     float | None,
@@ -41,9 +45,8 @@ def threshold(
     as_json: options.Json = False,
 ) -> int:
     """Show or move the line beyond which a converted file flags an input; nothing else changes."""
-    from gapa_onnx.cli import render
     from gapa_onnx.compiler import writable
-    from gapa_onnx.settle.thresholds import ROWS_BEYOND, set_threshold, thresholds
+    from gapa_onnx.settle.thresholds import set_threshold, thresholds
 
     if quantile is not None and value is not None:
         raise UserError("--quantile and --value say the same thing", "leave one of them out")
@@ -59,18 +62,32 @@ def threshold(
         raise UserError("there is nothing to write", "say where the line is with --quantile")
     else:
         found = thresholds(file)
-    shown = [entry for entry in found if output in (None, entry.output)]
-    if not shown:
-        names = ", ".join(entry.output for entry in found)
-        raise UserError(f"output {output!r} has no score", f"choose one of {names}")
+    shown = _of_output(found, output)
     if as_json:
         print_json({entry.output: {**vars(entry), "quantiles": dict(entry.quantiles)} for entry in shown})
-        return 0
+    else:
+        _show(shown, written=str(out or file) if changed else None)
+    return 0
+
+
+def _of_output(found: Sequence[Threshold], output: str | None) -> list[Threshold]:
+    """Those of one output; of all unless it is given."""
+    chosen = [entry for entry in found if output in (None, entry.output)]
+    if not chosen:
+        names = ", ".join(entry.output for entry in found)
+        raise UserError(f"output {output!r} has no score", f"choose one of {names}")
+    return chosen
+
+
+def _show(shown: Sequence[Threshold], written: str | None) -> None:
+    """Each threshold, and a word about those that too few rows decide."""
+    from gapa_onnx.cli import render
+    from gapa_onnx.settle.thresholds import ROWS_BEYOND
+
     for entry in shown:
-        render.threshold(entry, SHOWN, written=str(out or file) if changed else None)
+        render.threshold(entry, SHOWN, written=written)
         if entry.rows_beyond < ROWS_BEYOND:
             note(
                 f"only {entry.rows_beyond:.0f} of {entry.rows} rows lie beyond quantile {entry.quantile:g}, "
                 "so the line is rough; --data takes more rows"
             )
-    return 0

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from gapa_onnx.data import ImageOptions, open_data
+from gapa_onnx.data import DataSource, ImageOptions, open_data
 from gapa_onnx.emit.emit import emit
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
@@ -28,10 +28,12 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration, calibrate
 from gapa_onnx.measure.budget import within_budget
 from gapa_onnx.measure.verify import Check, verify
-from gapa_onnx.model.load import load
+from gapa_onnx.model.load import SourceModel, load
 from gapa_onnx.model.writing import save
 from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
 from gapa_onnx.plan.targets import read_targets
+from gapa_onnx.progress import Progress
+from gapa_onnx.record import BudgetRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.settle import settle
 
@@ -87,33 +89,58 @@ def convert(
     """
     settings = replace(settings or Settings(), **choices)
     settings = settings.as_in_paper() if paper else settings
-    out = None if out is None else writable(Path(out))
+    path = None if out is None else writable(Path(out))
 
     source = load(model)
-    if out is not None and source.path is not None and out.resolve() == source.path.resolve():
-        raise UserError("the output would replace the source model", "choose another name with `out`")
+    _require_another_file(source, path)
     plan = analyse(source, settings)
     require_convertible(plan, settings)
     data = open_data(calib, source.inputs, images)
     known = {} if targets is None else read_targets(targets, plan.heads, data)
-    spent = None
-    if budget is None:
-        calibration = calibrate(plan, data, settings, progress)
-    else:
-        choice = within_budget(plan, data, settings, budget, progress)
-        settings, plan, calibration, spent = choice.settings, choice.plan, choice.calibration, choice.record
+    settings, plan, calibration, spent = _calibrated(plan, data, settings, budget, progress)
     template = rewrite(plan, calibration, settings, targets=known)
     numbers = settle(template, calibration, data, settings, known, progress)
     converted = emit(template, numbers, calibration, settings, spent)
+    checks = _verified(source, converted, data, calibration, progress)
+    return Conversion(converted, _written(converted, path, checks), plan, calibration, numbers, checks)
+
+
+def _require_another_file(source: SourceModel, path: Path | None) -> None:
+    if path is not None and source.path is not None and path.resolve() == source.path.resolve():
+        raise UserError("the output would replace the source model", "choose another name with `out`")
+
+
+def _calibrated(
+    plan: Plan, data: DataSource, settings: Settings, budget: float | None, progress: Progress
+) -> tuple[Settings, Plan, Calibration, BudgetRecord | None]:
+    """The fitted sites; with a budget, also the settings and the plan that keep it, and what that gave up."""
+    if budget is None:
+        return settings, plan, calibrate(plan, data, settings, progress), None
+    choice = within_budget(plan, data, settings, budget, progress)
+    return choice.settings, choice.plan, choice.calibration, choice.record
+
+
+def _verified(
+    source: SourceModel,
+    converted: onnx.ModelProto,
+    data: DataSource,
+    calibration: Calibration,
+    progress: Progress,
+) -> tuple[Check, ...]:
+    """The checks of the result, on the first rows of the data."""
     progress("verifying", 0.0)
     sample = data.batches(min(calibration.batch_rows, VERIFIED_ROWS))
     checks = verify(source.given, converted, itertools.islice(sample, 1))
     progress("verifying", 1.0)
+    return tuple(checks)
 
-    failed = [check for check in checks if not check.passed]
-    if out is not None and not failed:
-        save(converted, out)
-    return Conversion(converted, out if not failed else None, plan, calibration, numbers, tuple(checks))
+
+def _written(converted: onnx.ModelProto, path: Path | None, checks: Sequence[Check]) -> Path | None:
+    """Where the file is; None where none was asked for, or where a check failed."""
+    if path is None or not all(check.passed for check in checks):
+        return None
+    save(converted, path)
+    return path
 
 
 def default_output(model: Path) -> Path:

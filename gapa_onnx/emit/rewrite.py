@@ -12,7 +12,7 @@ weights of noise heads are named parameters, initializers whose numbers `settle`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,11 +85,7 @@ def rewrite(
     wanted: list[Value] = []
     infos: list[onnx.ValueInfoProto] = []
     roles: dict[str, dict[str, str]] = {}
-    heads = {head.output: head for head in plan.heads}
-    for output in source.proto.graph.output:
-        if output.name not in heads:
-            continue
-        head = heads[output.name]
+    for output, head in _outputs_with_heads(plan):
         found = answer(source, graph, head, result.variances, plan.sites, own, settings)
         if output.name in targets:
             last = _last_reaching(graph, at_sites, found.roles["var"])
@@ -103,19 +99,32 @@ def rewrite(
     spreads = {output: found.spread for output, found in answers.items() if found.spread is not None}
     additions = graph.to_proto([*wanted, *spreads.values()])
     protect(source, additions)
-    present = {name for node in additions.node for name in node.output}
     return Template(
         plan=plan,
         additions=additions,
         outputs=tuple(infos),
         functions=tuple(_functions(source.opset, calibration.fits, additions)),
-        sites=tuple(site for site in at_sites.values() if site.share in present),
+        sites=_within(additions, at_sites.values()),
         roles=roles,
         spreads={output: spread.name for output, spread in spreads.items()},
         thresholds={output: found.threshold for output, found in answers.items() if found.threshold},
         noise={output: found.noise for output, found in answers.items() if found.noise},
         cuts=result.refused,
     )
+
+
+def _outputs_with_heads(plan: Plan) -> Iterator[tuple[onnx.ValueInfoProto, Head]]:
+    """What gets a variance, in the order of the file."""
+    heads = {head.output: head for head in plan.heads}
+    for output in plan.source.proto.graph.output:
+        if output.name in heads:
+            yield output, heads[output.name]
+
+
+def _within(additions: onnx.GraphProto, sites: Iterable[SiteTensors]) -> tuple[SiteTensors, ...]:
+    """The sites that are in the graph: those that an output needs."""
+    made = {name for node in additions.node for name in node.output}
+    return tuple(site for site in sites if site.share in made)
 
 
 def _last_reaching(graph: VarianceGraph, sites: Mapping[str, SiteTensors], var: Value) -> SiteTensors:

@@ -149,7 +149,7 @@ def seconds_by_part(
     totals: list[dict[str, float]] = [{} for _ in runs]
     open_nodes: list[tuple[float, str]] = []  # (end, part), outermost first
     for event in sorted(nodes, key=lambda event: (event["ts"], -event["dur"])):
-        run = next((i for i, r in enumerate(runs) if r["ts"] <= event["ts"] < r["ts"] + r["dur"]), None)
+        run = _run_of(event, runs)
         if run is None:
             continue
         while open_nodes and open_nodes[-1][0] < event["ts"] + event["dur"]:
@@ -162,6 +162,12 @@ def seconds_by_part(
         open_nodes.append((event["ts"] + event["dur"], part))
     names = dict.fromkeys(name for total in totals for name in total)
     return {name: statistics.median(total.get(name, 0.0) for total in totals) for name in names}
+
+
+def _run_of(event: Event, runs: Sequence[Event]) -> int | None:
+    """Which run an event is in; None between runs, and where it warms up."""
+    within = (i for i, run in enumerate(runs) if run["ts"] <= event["ts"] < run["ts"] + run["dur"])
+    return next(within, None)
 
 
 def _part(name: str, groups: Mapping[str, str]) -> str | None:

@@ -75,24 +75,12 @@ def set_threshold(
     model = read_proto(path)
     record = _required(model, str(path))
     scores = _scores(record, output)
-    if (quantile is None) == (value is None) and data is None:
-        raise UserError("give a quantile or a value for the threshold", "for example `quantile=0.99`")
-    if quantile is not None:
-        require_quantile("quantile", quantile)
-    if value is not None and not np.isfinite(value):
-        raise UserError(f"the threshold {value} is not a finite number", "give a number, or a quantile")
+    _require_a_line(quantile, value, data)
     if data is not None:
         scores = _on_data(path, record, scores, data, images)
     for name, score in scores.items():
-        level = quantile if quantile is not None or value is not None else score.quantile
-        if value is None and level is None:
-            raise UserError(
-                f"the threshold of {name!r} was given as a number, so there is no quantile to take again",
-                "give `quantile` too",
-            )
-        new = value if value is not None else threshold_at(score.quantiles, level or 0.0)
-        scores[name] = replace(score, quantile=None if value is not None else level, threshold=float(new))
-        put_tensor(model.graph, score.tensor, np.asarray(new))
+        scores[name] = moved = _moved(name, score, quantile, value)
+        put_tensor(model.graph, score.tensor, np.asarray(moved.threshold))
     heads = {
         name: replace(head, score=scores[name]) if name in scores else head
         for name, head in record.heads.items()
@@ -120,6 +108,29 @@ def _are_quantiles(table: Mapping[str, float]) -> bool:
         return bool(table) and all(0 <= float(level) <= 1 for level in table)
     except ValueError:
         return False
+
+
+def _require_a_line(quantile: float | None, value: float | None, data: Any) -> None:
+    """Raise UserError unless what is given says where the line is; data alone keep the quantile."""
+    if (quantile is None) == (value is None) and data is None:
+        raise UserError("give a quantile or a value for the threshold", "for example `quantile=0.99`")
+    if quantile is not None:
+        require_quantile("quantile", quantile)
+    if value is not None and not np.isfinite(value):
+        raise UserError(f"the threshold {value} is not a finite number", "give a number, or a quantile")
+
+
+def _moved(name: str, score: ScoreRecord, quantile: float | None, value: float | None) -> ScoreRecord:
+    """The score with its line at the value, or at the quantile, which is the one it had unless given."""
+    if value is not None:
+        return replace(score, quantile=None, threshold=float(value))
+    level = score.quantile if quantile is None else quantile
+    if level is None:
+        raise UserError(
+            f"the threshold of {name!r} was given as a number, so there is no quantile to take again",
+            "give `quantile` too",
+        )
+    return replace(score, quantile=level, threshold=float(threshold_at(score.quantiles, level)))
 
 
 def _scores(record: Record, output: str | None) -> dict[str, ScoreRecord]:

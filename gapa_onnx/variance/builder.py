@@ -143,7 +143,7 @@ class GraphBuilder:
         *inputs: Value | None,
         dtype: DType | None = None,
         domain: str = "",
-        names: Sequence[str] | None = None,
+        names: Sequence[str] = (),
         is_mask: bool = False,
         **attrs: Any,
     ) -> Value:
@@ -152,8 +152,9 @@ class GraphBuilder:
         It has the first input's type unless `dtype` says otherwise, and a name of the graph's choice unless `names`
         gives it; a named node is never shared.
         """
+        dtypes = None if dtype is None else [dtype]
         return self.emit_several(
-            op_type, *inputs, outputs=1, dtype=dtype, domain=domain, names=names, is_mask=is_mask, **attrs
+            op_type, *inputs, outputs=1, dtypes=dtypes, domain=domain, names=names, is_mask=is_mask, **attrs
         )[0]
 
     def emit_several(
@@ -161,35 +162,39 @@ class GraphBuilder:
         op_type: str,
         *inputs: Value | None,
         outputs: int,
-        dtype: DType | None = None,
         dtypes: Sequence[DType] | None = None,
         domain: str = "",
-        names: Sequence[str] | None = None,
+        names: Sequence[str] = (),
         is_mask: bool = False,
         **attrs: Any,
     ) -> tuple[Value, ...]:
         """As `emit`, for a node with so many outputs; their types may be given one by one."""
-        if names is not None and len(names) != outputs:
+        if names and len(names) != outputs:
             raise ValueError(f"{op_type} has {outputs} outputs and {len(names)} names")
         read = tuple(i.name if i is not None else "" for i in inputs)
-        key = (domain, op_type, read, outputs, tuple(names or ()), repr(sorted(attrs.items())))
+        key = (domain, op_type, read, outputs, tuple(names), repr(sorted(attrs.items())))
         if key not in self._known:
-            if dtypes is None:
-                one = dtype if dtype is not None else next(i for i in inputs if i is not None).dtype
-                dtypes = [one] * outputs
-            made = [self.unique(n) for n in names or ()] or [self._next_name(op_type) for _ in range(outputs)]
-            variables = [gs.Variable(name) for name in made]
-            self._tensors.update(zip(made, variables))
-            tensors = [self._tensors[name] if name else gs.Variable.empty() for name in read]
-            node = gs.Node(op_type, made[0], attrs, tensors, variables, domain or None)
-            self.nodes.append(node)
-            constant = can_be_repeated(node) and all(i is None or i.is_constant for i in inputs)
+            given = [value for value in inputs if value is not None]
+            dtypes = [given[0].dtype] * outputs if dtypes is None else dtypes
+            node = self._new_node(op_type, read, names, outputs, domain, **attrs)
+            constant = can_be_repeated(node) and all(value.is_constant for value in given)
             self._known[key] = tuple(
-                Value(self, variable, kind, is_mask, constant) for variable, kind in zip(variables, dtypes)
+                Value(self, tensor, kind, is_mask, constant) for tensor, kind in zip(node.outputs, dtypes)
             )
         elif is_mask and not self._known[key][0].is_mask:
             self._known[key] = tuple(value.as_mask() for value in self._known[key])
         return self._known[key]
+
+    def _new_node(
+        self, op: str, read: Sequence[str], names: Sequence[str], count: int, domain: str, /, **attrs: Any
+    ) -> gs.Node:
+        """A node that reads tensors by their names, "" being none, and names its outputs if `names` does not."""
+        made = [self.unique(name) for name in names] or [self._next_name(op) for _ in range(count)]
+        variables = [gs.Variable(name) for name in made]
+        self._tensors.update(zip(made, variables))
+        tensors = [self._tensors[name] if name else gs.Variable.empty() for name in read]
+        self.nodes.append(gs.Node(op, made[0], attrs, tensors, variables, domain or None))
+        return self.nodes[-1]
 
     # ---------------------------------- what differs between versions of ONNX
 

@@ -41,6 +41,11 @@ class RefusedNode:
     operator: str
     reason: str
 
+    @classmethod
+    def of(cls, node: gs.Node | VirtualNode, refusal: Refused) -> RefusedNode:
+        operator = f"{node.domain}::{node.op}" if node.domain else node.op
+        return cls(node.name or first_output(node), operator, str(refusal))
+
 
 @dataclass(frozen=True)
 class Propagation:
@@ -141,14 +146,13 @@ class _Walk:
                 if body is None:
                     raise Refused(entry.reason)
                 return self._through(body)
-            with self.graph.scope(f"{_named(node)}/var"):
+            with self.graph.scope(f"{first_output(node)}/var"):
                 view = NodeView(self.graph, node, self.variances.get, self.options, self._within)
                 result = entry.apply(view)
             return result if isinstance(result, tuple) else (result,)
         except Refused as refusal:
-            operator = f"{node.domain}::{node.op}" if node.domain else node.op
             # The body of a loop may be walked more than once.
-            self.refused.setdefault(RefusedNode(node.name or _named(node), operator, str(refusal)))
+            self.refused.setdefault(RefusedNode.of(node, refusal))
             return nothing if self.cut else [self._stand_in(tensor) for tensor in node.outputs]
 
     def _within(self, body: gs.Graph, graph: VarianceGraph, known: dict[str, Value]) -> dict[str, Value]:
@@ -187,8 +191,8 @@ class _Walk:
             self.variances[tensor.name] = self.graph.rename(var, f"{tensor.name}/var")
 
 
-def _named(node: gs.Node | VirtualNode) -> str:
-    """The first output that is not left out."""
+def first_output(node: gs.Node | VirtualNode) -> str:
+    """The name of the first output that is not left out."""
     return str(next(tensor.name for tensor in node.outputs if tensor.name))
 
 

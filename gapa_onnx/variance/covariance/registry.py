@@ -56,15 +56,23 @@ class TailNode(NodeView):
             raise self.refuse(f"one sample of {operand.tensor.name!r} is spread over several")
         if beside is None:
             beside = [x for x in self.inputs if x.present and x.tensor.name != operand.tensor.name]
-        among, spread = range(1, operand.rank) if among is None else among, []
+        among = range(1, operand.rank) if among is None else among
+        spread = self._spread_axes(operand, among, beside)
+        if spread is None:
+            return self._summed_at_run_time(g, operand, among)
+        return self.graph.reduce("ReduceSum", g, [axis + 1 for axis in spread]) if spread else g
+
+    def _spread_axes(self, operand: Operand, among: range, beside: Sequence[Operand]) -> list[int] | None:
+        """Those of the axes along which an operand is broadcast; None where only a run tells."""
+        spread = []
         for axis in among:
             size, full = operand.sizes[axis], self.output.sizes[axis]
             if size == 1 and full != 1:
                 spread.append(axis)
             elif not isinstance(size, int) and (size is None or size != full):
                 if any(_size_at(axis - operand.rank, other.shape) != 1 for other in beside):
-                    return self._summed_at_run_time(g, operand, among)
-        return self.graph.reduce("ReduceSum", g, [axis + 1 for axis in spread]) if spread else g
+                    return None
+        return spread
 
     def _summed_at_run_time(self, g: Value, operand: Operand, among: range) -> Value:
         """Over those of the axes whose sizes turn out to differ, for sizes that are not known before."""

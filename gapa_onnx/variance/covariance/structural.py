@@ -38,9 +38,14 @@ def _keeps_samples(node: TailNode, x: Operand, y: Operand) -> bool:
         return bool(asked) and all(axis % x.rank for axis in asked)
     if node.op_type == "Unsqueeze":
         return all(axis % (x.rank + len(asked)) for axis in asked)
-    if asked[0] == 0 and not node.attr("allowzero", 0):
+    return _target_keeps_samples(node, x, asked)
+
+
+def _target_keeps_samples(node: TailNode, x: Operand, target: list[int]) -> bool:
+    """A Reshape keeps the first axis by name, or by as many elements behind it as there were."""
+    if target[0] == 0 and not node.attr("allowzero", 0):
         return True
-    after = [x.sizes[i] if size == 0 and i < x.rank else size for i, size in enumerate(asked)][1:]
+    after = [x.sizes[i] if size == 0 and i < x.rank else size for i, size in enumerate(target)][1:]
     before = x.sizes[1:]
     elements = [[size for size in sizes if isinstance(size, int)] for sizes in (before, after)]
     known = len(elements[0]) == len(before) and len(elements[1]) == len(after) and -1 not in after

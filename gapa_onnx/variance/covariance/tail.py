@@ -16,7 +16,7 @@ from gapa_onnx.model.load import SourceModel
 from gapa_onnx.variance.covariance.registry import PULLBACKS, Pullback, TailNode
 from gapa_onnx.variance.graph import Value, VarianceGraph, names_read
 from gapa_onnx.variance.patterns import find_composites
-from gapa_onnx.variance.propagation import RefusedNode, refusal_table
+from gapa_onnx.variance.propagation import RefusedNode, first_output, refusal_table
 from gapa_onnx.variance.qdq import reading_graph
 from gapa_onnx.variance.rules import Deterministic, Refused, VirtualNode, behaviour
 from gapa_onnx.variance.sites import Site
@@ -168,14 +168,12 @@ def _pull(graph: VarianceGraph, tail: _Tail) -> dict[str, Value]:
         arrived = tuple(cotangents.get(tensor.name) for tensor in node.outputs)
         if all(g is None for g in arrived):
             continue
-        name = next(tensor.name for tensor in node.outputs if tensor.name)
-        with graph.scope(f"{name}/jac"):
+        with graph.scope(f"{first_output(node)}/jac"):
             view = TailNode(graph, node, mean, cotangents=arrived, identity=identity)
             try:
                 found = _through(view)
             except Refused as refusal:
-                operator = f"{node.domain}::{node.op}" if node.domain else node.op
-                refused.append(RefusedNode(node.name or name, operator, str(refusal)))
+                refused.append(RefusedNode.of(node, refusal))
                 found = [graph.tensor(f"{t.name}/jac", variance_dtype(t.dtype)) for t in node.inputs]
             for tensor, g in zip(node.inputs, found):
                 if tensor.name in tail.uncertain and g is not None:

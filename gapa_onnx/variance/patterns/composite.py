@@ -162,10 +162,35 @@ def _composite_at(last: gs.Node, opset: int, visible: set[str]) -> tuple[Composi
 
 
 def _enclose(last: gs.Node, spelled: Spelled, visible: set[str]) -> Composite | NearMiss:
-    """The group between the last node and the operator's inputs, where it is a closed group."""
+    """The composite that a group of nodes is, where it is closed and does not broadcast the first input."""
     inputs = [None if tensor is None else through(tensor) for tensor in spelled.inputs]
-    entries: dict[int, gs.Tensor] = {}  # where the group reads an input, by the input
-    interior: dict[int, gs.Node] = {}
+    group = _group(last, spelled.op, inputs, visible)
+    if isinstance(group, NearMiss):
+        return group
+    read = [
+        gs.Variable.empty() if tensor is None else group.entries.get(id(tensor), tensor) for tensor in inputs
+    ]
+    if spelled.keeps_shape and not _same_shape(last.outputs[0], read[0]):
+        return NearMiss(
+            spelled.op, f"its output has another shape than {read[0].name!r}: a constant broadcasts it"
+        )
+    virtual = VirtualNode(spelled.op, last.name, spelled.attrs, read, [last.outputs[0]], spelled.domain)
+    return Composite(virtual, last, tuple(group.interior.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """The nodes between an operator's inputs and its last node."""
+
+    interior: dict[int, gs.Node] = field(default_factory=dict)  #: by identity
+    entries: dict[int, gs.Tensor] = field(
+        default_factory=dict
+    )  #: where an input is read, by the input's identity
+
+
+def _group(last: gs.Node, op: str, inputs: list[gs.Tensor | None], visible: set[str]) -> _Group | NearMiss:
+    """All that the last node is made of, back to the inputs and constants; a site inside keeps it open."""
+    group = _Group()
     waiting = _read(last)
     while waiting:
         tensor = waiting.pop()
@@ -173,28 +198,20 @@ def _enclose(last: gs.Node, spelled: Spelled, visible: set[str]) -> Composite | 
         is_input = any(source is known for known in inputs)
         if is_input and (tensor is source or tensor.name in visible):
             # A site on a copy of the input is an input itself, if everything is read from there.
-            if entries.setdefault(id(source), tensor) is not tensor:
-                return NearMiss(spelled.op, f"{source.name!r} is read both before and behind a site on it")
+            if group.entries.setdefault(id(source), tensor) is not tensor:
+                return NearMiss(op, f"{source.name!r} is read both before and behind a site on it")
         elif not is_constant(tensor):
             node = tensor.inputs[0] if tensor.inputs else None
             if node is None:
-                return NearMiss(spelled.op, f"it reads {tensor.name!r} besides its inputs")
+                return NearMiss(op, f"it reads {tensor.name!r} besides its inputs")
             if tensor.name in visible:
-                return NearMiss(
-                    spelled.op, f"{tensor.name!r} inside it is a site, which keeps its own variance"
-                )
-            if len(interior) == MOST_NODES:
-                return NearMiss(spelled.op, f"it would have more than {MOST_NODES} nodes")
-            if id(node) not in interior:
-                interior[id(node)] = node
+                return NearMiss(op, f"{tensor.name!r} inside it is a site, which keeps its own variance")
+            if len(group.interior) == MOST_NODES:
+                return NearMiss(op, f"it would have more than {MOST_NODES} nodes")
+            if id(node) not in group.interior:
+                group.interior[id(node)] = node
                 waiting += _read(node)
-    read = [gs.Variable.empty() if tensor is None else entries.get(id(tensor), tensor) for tensor in inputs]
-    if spelled.keeps_shape and not _same_shape(last.outputs[0], read[0]):
-        return NearMiss(
-            spelled.op, f"its output has another shape than {read[0].name!r}: a constant broadcasts it"
-        )
-    virtual = VirtualNode(spelled.op, last.name, spelled.attrs, read, [last.outputs[0]], spelled.domain)
-    return Composite(virtual, last, tuple(interior.values()))
+    return group
 
 
 def _read(node: gs.Node) -> list[gs.Tensor]:

@@ -169,15 +169,25 @@ def _scaled_alike(scaled: gs.Tensor, shift: gs.Tensor) -> Normalised | None:
             middle = mean_of(mean) if same(s, other) else None
             if middle is None or not same(middle.x, x) or not middle.fits(mean):
                 continue
-            found = product(s)
-            root = _root(found)
-            moment = second_moment_of(root.square) if root is not None else None
-            if root is None or moment is None or not moment.centred or _others(found, root) != []:
+            found = _over_deviation(s)
+            if found is None:
                 continue
-            fits = same(moment.of.x, x) and moment.of.axes == middle.axes and moment.of.fits(root.factor)
-            if fits and len(found.scales) <= 1 and close(found.coefficient, 1):
-                return Normalised(moment, found.scales[0] if found.scales else None, moment.floor)
+            of = found.moment.of
+            if same(of.x, x) and of.axes == middle.axes:
+                return found
     return None
+
+
+def _over_deviation(s: gs.Tensor) -> Normalised | None:
+    """The normalisation that s = scale / √(variance + ε) is the factor of."""
+    found = product(s)
+    root = _root(found)
+    moment = second_moment_of(root.square) if root is not None else None
+    if root is None or moment is None or not moment.centred or _others(found, root) != []:
+        return None
+    if not moment.of.fits(root.factor) or len(found.scales) > 1 or not close(found.coefficient, 1):
+        return None
+    return Normalised(moment, found.scales[0] if found.scales else None, moment.floor)
 
 
 # ------------------------------------------------------------- division by a norm, centring

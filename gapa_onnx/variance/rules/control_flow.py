@@ -83,12 +83,12 @@ def scan(node: NodeView) -> tuple[Value | None, ...]:
     states, sequences = node.inputs[:count], node.inputs[count:]
     read = [p for p, operand in enumerate(sequences) if not operand.certain]
     uncertain, graph, found = _settled_states(node, body, 0, states, [count + p for p in read])
-    scans = [p for p in range(len(node.outputs) - count) if body.outputs[count + p].name in found]
+    scans = [p for p in range(count, len(node.outputs)) if body.outputs[p].name in found]
     if not uncertain and not scans:
         return (None,) * len(node.outputs)
     twin_body = _scan_body(body, graph, found, count, uncertain, read, scans)
     node.graph.close(graph)
-    dtypes = [node.outputs[p].dtype for p in (*range(count), *uncertain, *(count + p for p in scans))]
+    dtypes = [node.outputs[p].dtype for p in (*range(count), *uncertain, *scans)]
     answers = node.graph.emit_several(
         "Scan",
         *(operand.raw for operand in states),
@@ -98,9 +98,9 @@ def scan(node: NodeView) -> tuple[Value | None, ...]:
         outputs=len(dtypes),
         dtypes=dtypes,
         body=twin_body,
-        **_scan_attributes(node, read, scans),
+        **_scan_attributes(node, count, read, scans),
     )
-    variances = dict(zip([*uncertain, *(count + p for p in scans)], answers[count:]))
+    variances = dict(zip([*uncertain, *scans], answers[count:]))
     return tuple(variances.get(p) for p in range(len(node.outputs)))
 
 
@@ -124,20 +124,21 @@ def _scan_body(
     outputs = [
         *(graph.tensor(t.name, t.dtype or np.float32) for t in body.outputs[:count]),
         *(_result(graph, body.outputs[p], found) for p in uncertain),
-        *(_result(graph, body.outputs[count + p], found) for p in scans),
+        *(_result(graph, body.outputs[p], found) for p in scans),
     ]
     return graph.to_body(inputs, outputs)
 
 
-def _scan_attributes(node: NodeView, read: Sequence[int], scans: Sequence[int]) -> dict[str, Any]:
-    """Axes and directions of the twin: those of `read` inputs once more, and those of the `scans` it returns."""
+def _scan_attributes(node: NodeView, count: int, read: Sequence[int], scans: Sequence[int]) -> dict[str, Any]:
+    """Axes and directions of the twin: those of `read` inputs once more, and those of the outputs `scans` behind
+    the `count` states."""
     attrs: dict[str, Any] = {"num_scan_inputs": int(node.attr("num_scan_inputs")) + len(read)}
     for name in ("scan_input_axes", "scan_input_directions"):
         if node.attr(name) is not None:
             attrs[name] = [*node.attr(name), *(node.attr(name)[p] for p in read)]
     for name in ("scan_output_axes", "scan_output_directions"):
         if node.attr(name) is not None:
-            attrs[name] = [node.attr(name)[p] for p in scans]
+            attrs[name] = [node.attr(name)[p - count] for p in scans]
     return attrs
 
 

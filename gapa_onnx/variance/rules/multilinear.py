@@ -36,6 +36,7 @@ def einsum(node: NodeView) -> Value:
 
 
 def _contribution(operands: list[Operand], terms: list[str], result: str, chosen: tuple[int, ...]) -> Value:
+    """f(v of S, (f(means of the others))²) for one choice S."""
     others = [i for i in range(len(operands)) if i not in chosen]
     variances = [operands[i].variance for i in chosen]
     equation = ",".join(terms[i] for i in chosen)
@@ -44,14 +45,15 @@ def _contribution(operands: list[Operand], terms: list[str], result: str, chosen
     kept = set(_indices(result)).union(*(_indices(terms[i]) for i in chosen))
     found = dict.fromkeys(index for i in others for index in _indices(terms[i]))
     remaining = "".join(index for index in found if index in kept)
-    if len(others) == 1 and remaining == terms[others[0]]:
-        coefficient = operands[others[0]].mean
-    else:
-        means = [operands[i].mean for i in others]
-        coefficient = _einsum(means, f"{','.join(terms[i] for i in others)}->{remaining}")
+    coefficient = _product([operands[i].mean for i in others], [terms[i] for i in others], remaining)
     if not remaining:
         return _einsum(variances, f"{equation}->{result}") * coefficient.squared
     return _einsum([*variances, coefficient.squared], f"{equation},{remaining}->{result}")
+
+
+def _product(means: list[Value], terms: list[str], result: str) -> Value:
+    """f(means), which is the mean itself where there is one and nothing to sum."""
+    return means[0] if terms == [result] else _einsum(means, f"{','.join(terms)}->{result}")
 
 
 def _einsum(values: list[Value], equation: str) -> Value:
@@ -81,14 +83,20 @@ def _refuse_what_is_not_multilinear(node: NodeView, terms: list[str], result: st
         raise node.refuse(f"more than {MOST_UNCERTAIN} of its operands are uncertain")
     if any("..." in term for term in terms) and "..." not in result:
         raise node.refuse("it sums over the dimensions of an ellipsis")
+    sizes = _sizes_by_index(node.inputs, terms)
+    if any(1 in found and len(found) > 1 and index not in result for index, found in sizes.items()):
+        raise node.refuse("it sums over an index of which one operand has a single value")
+
+
+def _sizes_by_index(operands: list[Operand], terms: list[str]) -> dict[str, set[int]]:
+    """All sizes that an index is known to have; those of a term with an ellipsis are not told apart."""
     sizes: dict[str, set[int]] = {}
-    for operand, term in zip(node.inputs, terms):
+    for operand, term in zip(operands, terms):
         if operand.shape is not None and "..." not in term:
             for index, size in zip(_indices(term), operand.shape):
                 if isinstance(size, int):
                     sizes.setdefault(index, set()).add(size)
-    if any(1 in found and len(found) > 1 and index not in result for index, found in sizes.items()):
-        raise node.refuse("it sums over an index of which one operand has a single value")
+    return sizes
 
 
 @rule("Det", accuracy=Accuracy.FIRST_ORDER)

@@ -147,17 +147,7 @@ def _gather_weights(
 
     of_data, of_state = (by_gate(weights(position, direction), cell.gates) for position in (1, 2))
     data = {gate: matmul(x, of_data[gate]) for gate in cell.used}
-    recurrence_bias = {}
-    after_reset = cell.gates == "zrh" and node.attr("linear_before_reset", 0)
-    bias = node.input(3)
-    if bias is not None:
-        parts = graph.split(_pick(graph, bias.mean, direction), 2 * len(cell.gates), axis=0)
-        for gate, own, recurrent in zip(cell.gates, parts, parts[len(cell.gates) :]):
-            if gate == "h" and after_reset:
-                data[gate] = data[gate] + own
-                recurrence_bias[gate] = recurrent
-            elif gate in data:
-                data[gate] = data[gate] + (own + recurrent)
+    data, recurrence_bias = _with_bias(node, cell, direction, data)
     data_pairs, peepholes = {}, {}
     if v_x is not None:
         data_pairs = {pair: matmul(v_x, of_data[pair[0]] * of_data[pair[1]]) for pair in cell.pairs}
@@ -175,6 +165,25 @@ def _gather_weights(
         peepholes=peepholes,
         recurrence_bias=recurrence_bias,
     )
+
+
+def _with_bias(
+    node: NodeView, cell: Cell, direction: int, data: dict[str, Value]
+) -> tuple[dict[str, Value], dict[str, Value]]:
+    """The products with the data plus both biases, but for what a GRU may add to the state before its reset."""
+    bias = node.input(3)
+    if bias is None:
+        return data, {}
+    found, of_state = dict(data), {}
+    after_reset = cell.gates == "zrh" and node.attr("linear_before_reset", 0)
+    parts = node.graph.split(_pick(node.graph, bias.mean, direction), 2 * len(cell.gates), axis=0)
+    for gate, own, recurrent in zip(cell.gates, parts, parts[len(cell.gates) :]):
+        if gate == "h" and after_reset:
+            found[gate] = data[gate] + own
+            of_state[gate] = recurrent
+        elif gate in data:
+            found[gate] = data[gate] + (own + recurrent)
+    return found, of_state
 
 
 def _initial_state(node: NodeView, direction: int, data: Value, has_cell: bool) -> State:

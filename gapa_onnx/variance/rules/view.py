@@ -166,14 +166,9 @@ class NodeView:
         """The same node on other inputs, with so many outputs; see `again`."""
         attrs = {k: v for k, v in {**self.node.attrs, **changed}.items() if v is not None}
         domain = self.node.domain or ""
+        dtypes = [self.output.dtype] * outputs if dtypes is None else dtypes
         return self.graph.emit_several(
-            self.op_type,
-            *inputs,
-            outputs=outputs,
-            domain=domain,
-            dtype=self.output.dtype,
-            dtypes=dtypes,
-            **attrs,
+            self.op_type, *inputs, outputs=outputs, domain=domain, dtypes=dtypes, **attrs
         )
 
     def inside(self, body: gs.Graph, graph: VarianceGraph, known: dict[str, Value]) -> dict[str, Value]:
