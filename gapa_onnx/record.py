@@ -212,7 +212,7 @@ def parse(text: str) -> Record:
     version = plain.get("format")
     if isinstance(version, int) and version > FORMAT:
         raise UserError(
-            f"the file's record has format {version}, and this gapa-onnx reads up to {FORMAT}",
+            f"the file's record has format {_shown(version)}, and this gapa-onnx reads up to {FORMAT}",
             "update gapa-onnx",
         )
     if "format" in plain and version != FORMAT:

@@ -99,7 +99,7 @@ def test_every_task_through_the_whole_conversion(case):
         np.testing.assert_array_equal(found["y_tokens"][..., 0], found["y"].argmax(axis=-1))
     else:
         np.testing.assert_array_equal(found["y_probs"].argmax(axis=axis), found["y"].argmax(axis=axis))
-    if head["link"] == "sigmoid":
+    if head.link == "sigmoid":
         np.testing.assert_array_equal(found["y_probs"] > 0.5, found["y"] > 0.5)
 
 
