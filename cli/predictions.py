@@ -25,7 +25,7 @@ Column = tuple[str, list[str]]  #: its label, and a cell for each row
 class Predictions:
     """The answers of all batches; with `keep` only the first rows, and a summary of the rest.
 
-    `heads` is what a converted file says about its outputs, see `provenance`.
+    `heads` is what a converted file says about its outputs, see `gapa_onnx.record`.
     """
 
     def __init__(self, names: Sequence[str], heads: Mapping[str, Mapping[str, Any]], keep: int | None):

@@ -1,6 +1,6 @@
-"""Step 6, emit: source, variance graph and its numbers become one model that says what it is.
+"""Step 6, emit: put the template and its numbers into a copy of the source model.
 
-The only place that writes a record.
+The model gets a record, which says how it was made and what its tensors mean; it is written nowhere else.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def attach(model: onnx.ModelProto, record: Record) -> None:
 
 
 def put_tensor(graph: onnx.GraphProto, name: str, array: Array) -> bool:
-    """Give an initializer another number, in the type that it has; False where there is none of the name."""
+    """Replace the value of an initializer and keep its type; False where the graph has none of this name."""
     for tensor in graph.initializer:
         if tensor.name == name:
             kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
@@ -69,7 +69,7 @@ def put_tensor(graph: onnx.GraphProto, name: str, array: Array) -> bool:
 
 
 def _filled(template: Template, numbers: Numbers) -> onnx.GraphProto:
-    """The additions with their numbers, and without what the file does not need."""
+    """The template's nodes with their numbers filled in, and without nodes that no output needs."""
     additions = onnx.GraphProto()
     additions.CopyFrom(template.additions)
     numbered = file_tensors(template, numbers)

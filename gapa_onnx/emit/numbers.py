@@ -23,7 +23,7 @@ SMALLEST_DAMPING = 1e-6  # stands for b = 0 where the formula must hold: c² τ 
 
 @dataclass(frozen=True)
 class Numbers:
-    """All that is found after the template is written."""
+    """The numbers of all parameters of a template, as `settle` finds them."""
 
     fits: tuple[SiteFit, ...] = field(repr=False)  #: with the τ and A of the file
     scores: Mapping[str, ScoreRecord] = field(default_factory=dict, repr=False)  #: by output
@@ -32,7 +32,7 @@ class Numbers:
 
 
 def site_tensors(template: Template, fits: Sequence[SiteFit]) -> dict[str, Array]:
-    """The parameters of every site, by name, in a form that holds for any b."""
+    """Amplitude and half-way point of every site, by the parameter's name; b = 0 is approached by a tiny b."""
     tensors = {}
     for site, fit in at_sites(template, fits):
         damping = max(fit.damping, SMALLEST_DAMPING)
@@ -42,7 +42,7 @@ def site_tensors(template: Template, fits: Sequence[SiteFit]) -> dict[str, Array
 
 
 def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
-    """Every parameter that has a number, by name, as the file holds it."""
+    """All parameters as the file holds them, by name. A threshold that could not be found is left out."""
     tensors = site_tensors(template, numbers.fits)
     for site, fit in at_sites(template, numbers.fits):
         if not fit.damping:  # s itself stands there in place of s / (s + 1/b)
@@ -56,6 +56,6 @@ def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
 
 
 def at_sites(template: Template, fits: Sequence[SiteFit]) -> list[tuple[SiteTensors, SiteFit]]:
-    """What stands at each site of the graph, with its fit, in the graph's order."""
+    """The tensors and the fit of each site that is in the graph, in the graph's order."""
     by_output = {fit.site.output: fit for fit in fits}
     return [(site, by_output[site.output]) for site in template.sites]

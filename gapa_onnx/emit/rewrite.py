@@ -38,7 +38,7 @@ from gapa_onnx.variance.values import Scaled
 
 @dataclass(frozen=True)
 class SiteTensors:
-    """Names of what stands at one site."""
+    """Names of the tensors that the variance graph has at one site."""
 
     output: str  #: tensor of the source that becomes uncertain; which site it is
     queries: str  #: what the operator reads, (…, d)
@@ -50,7 +50,7 @@ class SiteTensors:
 
 @dataclass(frozen=True)
 class Template:
-    """What is added to the source model; `numbers` are its parameters' to fill in."""
+    """The variance graph, which is added to the source model, with parameters that still lack their numbers."""
 
     plan: Plan = field(repr=False)
     additions: onnx.GraphProto = field(repr=False)  #: nodes and initializers, also those of `spreads`
@@ -128,20 +128,20 @@ def _within(additions: onnx.GraphProto, sites: Iterable[SiteTensors]) -> tuple[S
 
 
 def _last_reaching(graph: VarianceGraph, sites: Mapping[str, SiteTensors], var: Value) -> SiteTensors:
-    """The site nearest to an output, of those that its variance comes from."""
+    """The last site in the graph that an output's variance comes from."""
     needed = graph.names_behind(var)
     return [site for site in sites.values() if site.share in needed][-1]
 
 
 def _named(graph: VarianceGraph, head: Head, found: Answer) -> dict[str, Value]:
-    """What an answer holds, under the names that outputs have."""
+    """The values that become graph outputs, by role, under the names `<output>_<role>`."""
     return {role: graph.output(value, f"{head.output}_{role}") for role, value in found.roles.items()}
 
 
 def _functions(
     opset: int, fits: Sequence[SiteFit], additions: onnx.GraphProto
 ) -> Iterator[onnx.FunctionProto]:
-    """One function per index kind in use, and the heads' if there is one that is an operator."""
+    """The function of each index kind in use, and that of class heads where one is written as an operator."""
     for kind in sorted({fit.index.kind for fit in fits}):
         bodies = [body(kind, opset, fit.k, fit.index.tensors) for fit in fits if fit.index.kind == kind]
         if any(other != bodies[0] for other in bodies[1:]):

@@ -57,7 +57,7 @@ class Index:
     tensors: dict[str, Array]  #: the contract's constants but k, length_scale and jitter, in its order
     points: Array  #: (M, d) float32, in the row order of the operator; decoded for ivfpq
     recall: float | None  #: share of the exact k nearest points (local: of the nearest) that the search finds
-    settings: Mapping[str, int | float]  #: what was chosen, for the provenance record
+    settings: Mapping[str, int | float]  #: what was chosen, for the record of the file
     groups: Array | Chosen | None = None  #: of a local index, the neighbourhoods as they were chosen
 
 

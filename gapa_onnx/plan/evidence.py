@@ -236,7 +236,7 @@ class _Reading:
 
 @dataclass(frozen=True, eq=False)
 class _Way:
-    """From a linear layer to an output."""
+    """A linear layer, and what happens to its features on the way to an output."""
 
     layer: Node
     made: Sequence[Size] | None  #: the shape of what the layer puts out
@@ -291,7 +291,7 @@ def _spelled_sigmoid(tensor: gs.Tensor) -> gs.Tensor | None:
 
 
 def _merged(*shapes: Sequence[Size] | None) -> tuple[Size, ...] | None:
-    """What several tensors of one shape tell about it; lengths before symbols."""
+    """The shape that several tensors share, as far as any of them tells it; a length counts before a symbol."""
     known = [shape for shape in shapes if shape is not None]
     known = [shape for shape in known if len(shape) == len(known[0])]
     if not known:

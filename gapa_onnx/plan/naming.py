@@ -63,8 +63,11 @@ def _is_called(node: gs.Node, name: str) -> bool:
 
 
 def _site_of(network: Network, node: gs.Node, tensor: gs.Tensor, layout: Layout | None) -> Site:
-    """At a node that is an activation, else at what it makes. Of an activation that is merged into its layer, what is
-    dequantised from it is left."""
+    """The site at a node if it is an activation, else at the tensor that it makes.
+
+    An activation that quantisation merges into its layer does not exist by itself when the model runs; there the
+    site is at what is dequantised from it.
+    """
     if is_activation(node) and is_merged_into_layer(node):
         same = dequantised(network.source.graph).get(tensor.name)
         if same is not None:

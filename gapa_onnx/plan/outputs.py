@@ -80,7 +80,7 @@ def answer(
 def with_noise(
     source: SourceModel, graph: VarianceGraph, head: Head, answer: Answer, site: str, hidden: Value
 ) -> Answer:
-    """The answer with the aleatoric and the total variance, by a noise head that reads the queries of a site."""
+    """Add the aleatoric and the total variance, by a noise head that reads the queries of a site."""
     output = source.tensors[head.output]
     mean, epistemic = graph.tensor(output.name, output.dtype or np.float32), answer.roles["var"]
     aleatoric, tensors = emit_noise(graph, site, hidden, mean, f"{head.output}/noise")
@@ -124,13 +124,13 @@ def _classes(
 
 
 def points_record(source: SourceModel, head: Head, settings: Settings) -> PointsRecord:
-    """The points that uncertainty is split at, as a file says it."""
+    """The record of the points that uncertainty is split at."""
     correlated = _sees_covariance(head, settings)
     return head_points(head, _options(settings), _class_count(source, head), correlated=correlated).record
 
 
 def _sees_covariance(head: Head, settings: Settings) -> bool:
-    """Labels are each by themselves, so only a choice among classes depends on how logits vary together."""
+    """Whether the head depends on how logits vary together: with one choice among classes, not with labels."""
     return settings.covariance == "full" and head.task is Task.CLASSIFICATION and head.link == "softmax"
 
 
@@ -145,7 +145,7 @@ def _class_count(source: SourceModel, head: Head) -> int | None:
 
 
 def _mean_variance(graph: VarianceGraph, head: Head, var: Value) -> Value | None:
-    """One number per sample, for outputs without classes."""
+    """The mean variance of an output without classes, one number per sample."""
     if head.rank in (None, 0):
         return None
     if head.rank == 1:
@@ -155,7 +155,7 @@ def _mean_variance(graph: VarianceGraph, head: Head, var: Value) -> Value | None
 
 
 def _beyond_threshold(graph: VarianceGraph, head: Head, score: Value) -> tuple[Value, str]:
-    """not (score < threshold): true for a NaN, which is nothing to rely on. The threshold is left open."""
+    """Emit the flag not (score < threshold), which is true for a NaN; the threshold is a parameter."""
     with graph.scope(f"{head.output}/ood"):
         threshold = graph.constant(np.asarray(np.inf, score.dtype), f"{head.output}/score/threshold")
         return graph.emit("Not", graph.emit("Less", score, threshold, dtype=np.bool_)), threshold.name

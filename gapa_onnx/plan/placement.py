@@ -138,7 +138,7 @@ def _layer_before(network: Network, tensor: gs.Tensor) -> gs.Node | None:
 
 
 def _at_data(network: Network, data: gs.Tensor) -> Site:
-    """At the activation that a layer's data come from if only reshaping lies between, else at the data."""
+    """The site at the activation that a layer's data come from if only reshaping lies between, else at the data."""
     tensor, reshaped = data, False
     while len(tensor.inputs) == 1 and tensor.inputs[0].op in _CARRIERS:
         reshaped = reshaped or tensor.inputs[0].op in _RESHAPERS

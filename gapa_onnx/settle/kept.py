@@ -1,4 +1,4 @@
-"""Rows that are run several times: in memory while they are few, beyond that in a temporary file."""
+"""Keep arrays that are needed several times, in memory up to a limit and beyond it in a temporary file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arrays = dict[str, Array]
 
 @dataclass
 class Kept:
-    """Dicts of arrays, in the order in which they were added."""
+    """A list of dicts of arrays; those beyond the limit of memory are read from the file when asked for."""
 
     limit: int = IN_MEMORY
     _parts: list[Arrays | int] = field(default_factory=list)  #: the arrays, or where they begin in the file

@@ -48,7 +48,7 @@ FROM_TARGETS = Purpose.SCALING | Purpose.NOISE  # only rows whose target is know
 
 @dataclass(frozen=True)
 class LeftOutBatch:
-    """Some rows: where they are in the data, what is fed, and what the sites make of it."""
+    """Some left-out rows: their positions in the data, the model's inputs, and shares and queries of the sites."""
 
     positions: Array  #: (n,)
     inputs: Batch
@@ -118,7 +118,7 @@ def leave_out(
 
 
 def choose(calibration: Calibration, purposes: Purpose, known: Array | None, seed: int) -> Array:
-    """What each row of the data is for, as numbers (rows,); nothing, for most of them where there are many.
+    """The purposes of each row of the data as numbers (rows,); 0 for a row that is not used.
 
     All purposes take the first rows of one random order, so that what is computed for one serves the others too.
     """
@@ -143,7 +143,7 @@ def _count(calibration: Calibration, purpose: Purpose) -> int:
 
 
 def chosen_rows(data: DataSource, batch_rows: int, wanted: Array) -> Iterator[tuple[Array, Batch, Purpose]]:
-    """Batches of the rows that are for something, all rows of a batch for the same.
+    """Batches of the rows that have a purpose; all rows of a batch have the same purposes.
 
     They are as large as they may be; where the model fixes the size of a batch, those of the data stay whole, and
     are for all that one of their rows is for.
@@ -168,7 +168,7 @@ def chosen_rows(data: DataSource, batch_rows: int, wanted: Array) -> Iterator[tu
 
 
 class _Group:
-    """Rows of several batches that are put together. Those of another shape, and what is not given by rows, cannot be."""
+    """Joins rows of several batches into one, where their shapes agree and every input is given by rows."""
 
     def __init__(self, batch_rows: int):
         self.batch_rows = batch_rows

@@ -1,4 +1,4 @@
-"""τ by targets: how large variances are, where it can be known.
+"""Scale τ of all sites by the targets, so that variances are as large as the model's errors say.
 
 Without labels τ rests on a convention (`calibrate`): how fast the variance grows away from the data is known, how
 large it is in units of the output is not. Targets y of rows that the model has not learnt from tell. With μ the
@@ -38,7 +38,7 @@ def scaled_by_targets(
     targets: Mapping[str, Array],
     progress: Progress = silent,
 ) -> Numbers:
-    """The numbers with the same κ in τ of every site, chosen by all targets together."""
+    """Multiply τ of every site by one factor κ, which is chosen by all targets together."""
     candidates = [times(numbers.fits, factor) for factor in FACTORS]
     residuals: dict[str, list[Array]] = {output: [] for output in targets}
     variances: dict[str, list[list[Array]]] = {output: [] for output in targets}
@@ -65,7 +65,7 @@ def scaled_by_targets(
 
 
 def times(fits: Sequence[SiteFit], factor: float) -> tuple[SiteFit, ...]:
-    """The fits with so many times their τ, and the same ceiling."""
+    """Multiply τ of every fit by a factor; the ceiling A stays."""
     return tuple(replace(fit, scale=float(np.float32(fit.scale * factor))) for fit in fits)
 
 
@@ -89,6 +89,6 @@ def row_losses(residuals: Array, variances: Array) -> Array:
 
 
 def largest_factor(losses: list[Array]) -> float:
-    """The largest factor that costs little over the best; one array (factors, n) for each output."""
+    """The largest of FACTORS whose mean loss is within TOLERANCE of the best, from losses (factors, n) per output."""
     means = np.mean([loss.mean(axis=1) for loss in losses], axis=0)  # (factors,)
     return float(FACTORS[np.flatnonzero(means <= means.min() + TOLERANCE)[-1]])

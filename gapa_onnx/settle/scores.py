@@ -13,7 +13,7 @@ VALUES_PER_ROW = 256  # kept where a row has a score per pixel or token
 
 
 class ScoreSample:
-    """Scores of rows, some of each row where it has many."""
+    """A sample of scores: all scores of a row, or some of them where it has one per pixel or token."""
 
     def __init__(self, seed: int = 0):
         self._generator = np.random.default_rng(seed)

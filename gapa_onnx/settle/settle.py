@@ -1,4 +1,4 @@
-"""Step 5, settle: the numbers that only the template's own answers can tell, on left-out calibration rows.
+"""Step 5, settle: find the numbers of a template from what it computes for left-out calibration rows.
 
     weigh       several sites: factors of τ and A, so that each counts in the score
     scale       targets given: τ of all sites, by how far predictions are off
@@ -41,7 +41,7 @@ def settle(
     targets: Mapping[str, Array] | None = None,
     progress: Progress = silent,
 ) -> Numbers:
-    """All numbers of a template. Where τ was given, it stays as it is."""
+    """Find the numbers of all parameters of a template. A τ that the user has given stays as it is."""
     numbers, targets = Numbers(calibration.fits), targets or {}
     purposes = _purposes(template, settings, targets)
     if not purposes:
@@ -51,7 +51,8 @@ def settle(
     known = np.unique(np.concatenate([known_rows(v) for v in targets.values()])) if targets else None
     sample = leave_out(calibration, data, purposes, known, seed=settings.seed, progress=progress)
     scores = _scores(template, settings)
-    tail = Tail(template, [*_by_variance(template, scores), *_beside_targets(template, targets)])
+    wanted = [*_by_variance(template, scores), *_beside_targets(template, targets)]
+    tail = Tail(template, wanted or list(scores.values()))
     if Purpose.WEIGHING in purposes:
         numbers = weighed(template, sample, numbers, tail, settings.seed, progress)
     if Purpose.SCALING in purposes:
@@ -90,7 +91,7 @@ def _scores(template: Template, settings: Settings) -> dict[str, str]:
 
 
 def _by_variance(template: Template, scores: Mapping[str, str]) -> list[str]:
-    """What sites are weighed by, which most often is what outputs are scored by."""
+    """The mean variances, where sites are weighed or outputs scored by them."""
     several = len(template.plan.sites) > 1
     return (
         list(template.spreads.values())
@@ -114,7 +115,7 @@ def with_thresholds(
     scores: Mapping[str, str],
     settings: Settings,
 ) -> Numbers:
-    """The numbers with a threshold for each output that has a score."""
+    """Find the threshold of each output that has a score, and add it to the numbers."""
     samples = {output: ScoreSample(settings.seed) for output in scores}
     rows = 0
     for batch in sample.batches(Purpose.SCORES):
@@ -163,7 +164,7 @@ def _with_noise(
     settings: Settings,
     progress: Progress,
 ) -> Numbers:
-    """The numbers with the noise head of one output, which reads what the last site compares."""
+    """Train the noise head of one output on the queries of its last site, and add it to the numbers."""
     hidden, var = template.noise[output].reads, template.roles[output]["var"]
     parts: list[tuple[Array, ...]] = []
     for batch in sample.batches(Purpose.NOISE):

@@ -1,4 +1,7 @@
-"""The part of a template behind its sites, with shares and the sites' numbers as inputs: it answers for any τ and A."""
+"""Run the part of a template behind its sites, with shares, amplitudes and half-way points as inputs.
+
+So it can be run for any τ and A without being written again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the line is drawn: the threshold of a converted file's score, read and changed.
+"""Read and change the threshold of a converted file's score.
 
 An input is flagged (`y_ood`) unless its score is below the threshold. The file carries the score at many
 quantiles of left-out calibration rows, so the line can be moved without calibrating again.
@@ -30,7 +30,7 @@ ROWS_BEYOND = 10  # fewer rows beyond a quantile say little about where it is
 
 @dataclass(frozen=True)
 class Threshold:
-    """Where the line of one output is."""
+    """The threshold of one output's score, and the quantiles that it was chosen from."""
 
     output: str
     kind: str  #: of score: variance or epistemic
@@ -134,7 +134,7 @@ def _moved(name: str, score: ScoreRecord, quantile: float | None, value: float |
 
 
 def _scores(record: Record, output: str | None) -> dict[str, ScoreRecord]:
-    """The scores of a file by output: all of them, or that of the one asked for."""
+    """The score records of a file by output: of all outputs that have one, or of one output alone."""
     known = {name: head.score for name, head in record.heads.items() if head.score is not None}
     if not known:
         raise UserError("no output of this file has a score", "convert the source model again with `task`")

@@ -41,7 +41,7 @@ def weighed(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Numbers:
-    """The numbers with τ and A of every site times its factor."""
+    """Multiply τ and A of every site by its factor."""
     medians = medians_alone(template, sample, numbers.fits, tail, seed, progress)
     order = _graph_order(template, numbers.fits)
     fits = list(numbers.fits)
@@ -99,13 +99,13 @@ def factors(medians: Array) -> Array:
 
 
 def _graph_order(template: Template, fits: Sequence[SiteFit]) -> list[int]:
-    """Numbers of the fits as their sites follow each other in the graph; first those it does without."""
+    """Indices of the fits in the order of their sites in the graph; sites that are not in the graph come first."""
     place = {site.output: position for position, site in enumerate(template.sites)}
     return sorted(range(len(fits)), key=lambda number: place.get(fits[number].site.output, -1))
 
 
 def _times(fit: SiteFit, factor: float) -> SiteFit:
-    """The fit with so many times its own variance."""
+    """Multiply the own variance of a fit by a factor, by way of τ and A."""
     return replace(
         fit, scale=float(np.float32(fit.scale * factor)), ceiling=float(np.float32(fit.ceiling * factor))
     )

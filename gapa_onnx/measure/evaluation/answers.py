@@ -31,7 +31,7 @@ _CONVERT_AGAIN = (
 
 @dataclass(frozen=True)
 class Answered:
-    """One output of a converted file, as its provenance record describes it."""
+    """One output of a converted file, as the record of the file describes it."""
 
     output: str
     task: str

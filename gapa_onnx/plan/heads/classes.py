@@ -56,7 +56,7 @@ class HeadOptions:
 
 
 def head_points(head: Head, options: HeadOptions, classes: int | None, *, correlated: bool = False) -> Points:
-    """The points that a head's split is computed at; their `record` is for the file's provenance.
+    """The points that a head's split is computed at; their `record` is what the file says of them.
 
     `correlated` is for logits with a full covariance, where a rank is no longer one direction.
     """
