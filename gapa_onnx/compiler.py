@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from gapa_onnx.model.load import SourceModel, load
 from gapa_onnx.model.writing import save
 from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
 from gapa_onnx.plan.targets import read_targets
-from gapa_onnx.progress import Progress
+from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import BudgetRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.settle import settle
@@ -62,7 +62,7 @@ def convert(
     settings: Settings | None = None,
     paper: bool = False,
     images: ImageOptions = ImageOptions(),
-    progress: Callable[[str, float], None] = lambda text, done: None,
+    progress: Progress = silent,
     **choices: Any,
 ) -> Conversion:
     """Give a trained model error bars; its predictions stay the same, bit for bit.
