@@ -226,9 +226,9 @@ def _leave_one_out(
     search: statistics.NearestSearch | None = None,
 ) -> Array:
     """The operator's s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
-    twins = None if storage.format == "float32" else storage.rounded(rows)
+    rounded = None if storage.format == "float32" else storage.rounded(rows)
     return statistics.leave_one_out_share(
-        rows, index.points, k, length_scale, jitter, sizes, index.groups, twins, search
+        rows, index.points, k, length_scale, jitter, sizes, index.groups, rounded, search
     )
 
 
@@ -277,7 +277,7 @@ def _scale(settings: Settings, shares: Array) -> float:
         return 1.0
     if isinstance(settings.scale, float):
         return settings.scale
-    # The floor is for data whose every row has a near twin: s is then at the level of the jitter.
+    # The floor is for data whose every row nearly equals another: s is then at the level of the jitter.
     return float(np.float32(MEDIAN_SHARE / max(float(np.median(shares)), settings.jitter)))
 
 

@@ -253,13 +253,13 @@ def leave_one_out_share(
     jitter: float,
     sizes: Array | None = None,
     neighbourhoods: Array | Chosen | None = None,
-    twins: Array | None = None,
+    rounded: Array | None = None,
     search: NearestSearch | None = None,
 ) -> Array:
     """The op's s for calibration rows (q, d), as if the row had not been among the data -> (q,).
 
     A point that is the row itself is left out: within 4 float32 roundings, ‖row − point‖ ≤ 4ε‖row‖. Where
-    points are rounded, `twins` (q, d) are the rows as they would be among the points. A point
+    points are rounded, `rounded` (q, d) are the rows as they would be among the points. A point
     p that is the mean of n > 1 rows (`sizes`, one number per point) moves to the mean of the others,
 
         p + (p − row) / (n − 1),
@@ -272,7 +272,7 @@ def leave_one_out_share(
     q, d = rows.shape
     wanted = min(len(points), (k if neighbourhoods is None else 1) + 1 + _SPARE_CANDIDATES)
     search = search or NearestSearch(points)
-    twins = rows if twins is None else twins
+    rounded = rows if rounded is None else rounded
     shares = np.empty(q)
     searched = max(1, min(4096, 4 * _BLOCK_VALUES // (max(wanted, k) * d)))
     solved = rows_at_once(max(wanted, k), d)
@@ -281,15 +281,15 @@ def leave_one_out_share(
         for first in range(0, len(candidates), solved):
             part = slice(start + first, start + min(first + solved, len(candidates)))
             near = candidates[first : first + solved]
-            twin = rows[part] if twins is rows else twins[part]
-            offsets, present = _neighbours(rows[part], twin, points, near, k, sizes, neighbourhoods)
+            stored = rows[part] if rounded is rows else rounded[part]
+            offsets, present = _neighbours(rows[part], stored, points, near, k, sizes, neighbourhoods)
             shares[part] = share_by_offsets(offsets / length_scale, present, jitter)
     return shares
 
 
 def _neighbours(
     rows: Array,
-    twins: Array,
+    rounded: Array,
     points: Array,
     candidates: Array,
     k: int,
@@ -298,7 +298,7 @@ def _neighbours(
 ) -> tuple[Array, Array]:
     """Offsets (b, ≤ k, d) from rows (b, d) to the neighbours that are left to them, and which of these count."""
     own = _own(rows, points, candidates[:, : 1 + _SPARE_CANDIDATES])
-    offsets, present, order = _without_itself(rows, twins, points, candidates, own, sizes)
+    offsets, present, order = _without_itself(rows, rounded, points, candidates, own, sizes)
     if neighbourhoods is not None:
         first = order[:, :1]
         nearest = np.take_along_axis(candidates, first, axis=1)[:, 0]
@@ -308,7 +308,7 @@ def _neighbours(
         else:
             group = neighbourhoods[nearest]
         members = np.where(found, group[:, :k], -1)
-        offsets, present, order = _without_itself(rows, twins, points, members, own, sizes)
+        offsets, present, order = _without_itself(rows, rounded, points, members, own, sizes)
     kept = np.arange(len(rows))[:, None], order[:, :k]
     return offsets[kept], present[kept]
 
@@ -323,7 +323,7 @@ def _own(rows: Array, points: Array, candidates: Array) -> Array:
 
 def _without_itself(
     rows: Array,
-    twins: Array,
+    rounded: Array,
     points: Array,
     candidates: Array,
     own: Array,
@@ -331,15 +331,15 @@ def _without_itself(
 ) -> tuple[Array, Array, Array]:
     """Offsets (b, c, d) from each row to its candidates (b, c), whether they count, and their order.
 
-    Nearest come first. What is the row itself, or its twin, goes last and does not count. `own` (b,) are the
+    Nearest come first. What is the row itself, or the row as it is stored, goes last and does not count. `own` (b,) are the
     points whose clusters the rows belong to.
     """
     offsets = points[candidates].astype(np.float64) - rows[:, None, :]
     distances = np.einsum("bcd,bcd->bc", offsets, offsets)
     apart = distances
-    if twins is not rows:
-        from_twin = offsets + (rows.astype(np.float64) - twins)[:, None, :]
-        apart = np.einsum("bcd,bcd->bc", from_twin, from_twin)
+    if rounded is not rows:
+        from_rounded = offsets + (rows.astype(np.float64) - rounded)[:, None, :]
+        apart = np.einsum("bcd,bcd->bc", from_rounded, from_rounded)
     size = np.einsum("bd,bd->b", rows, rows, dtype=np.float64)
     present = (candidates >= 0) & ~(apart <= (4 * _EPS) ** 2 * size[:, None])
     if sizes is not None:

@@ -26,8 +26,8 @@ _MORE = 8  #: times as many candidates for the rows that need more
 _SEARCHED = 4096  #: rows per search; FAISS is half as fast on a few hundred
 _BLOCK_VALUES = 1 << 21  #: float64 values per working block: 16 MB
 _EPS = float(np.finfo(np.float32).eps)
-_CHOICE = 2.5  #: times k nearest points, of which `telling` chooses k
-#: float64 values per piece of work of `telling`: 8 MB; smaller ones would wait for each other
+_CHOICE = 2.5  #: times k nearest points, of which `most_informative` chooses k
+#: float64 values per piece of work of `most_informative`: 8 MB; smaller ones would wait for each other
 _PIECE_VALUES = 1 << 20
 _STRIPES = 1024  #: in a standard deviation of the data; rounding moves a row out of one in ten thousand
 _ROWS = (16, 32)  #: least and most rows around a point that it chooses them for
@@ -53,11 +53,11 @@ class Chosen:
 
 
 def choose(points: Array, rows: Array, k: int, length_scale: float, jitter: float, seed: int = 0) -> Chosen:
-    """`telling` neighbourhoods of points (M, d) from rows (n, d), and from each half of them."""
+    """The `most_informative` neighbourhoods of points (M, d) from rows (n, d), and from each half of them."""
     stripes = Stripes.across(rows, seed)
     half = stripes.half(rows)
     parts = (np.arange(len(rows)), *(np.flatnonzero(half == which) for which in (0, 1)))
-    whole, first, second = telling(points, rows, k, length_scale, jitter, parts)
+    whole, first, second = most_informative(points, rows, k, length_scale, jitter, parts)
     return Chosen(whole, (first, second), stripes)
 
 
@@ -86,7 +86,7 @@ def _along(direction: Array, rows: Array) -> Array:
     return along
 
 
-def telling(
+def most_informative(
     points: Array,
     rows: Array,
     k: int,
@@ -256,5 +256,5 @@ def _ordered(points: Array, rows: Array, candidates: Array, k: int) -> tuple[Arr
     squares[itself] = -1.0
     order = np.lexsort((candidates, squares), axis=1)[:, :k]
     radius = np.take_along_axis(squares, order[:, -1:], axis=1)[:, 0]
-    radius[~itself.any(axis=1)] = np.inf  # so many twins that the row itself was not proposed
+    radius[~itself.any(axis=1)] = np.inf  # so many equal points that the row itself was not proposed
     return np.take_along_axis(candidates, order, axis=1), radius

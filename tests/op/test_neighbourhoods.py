@@ -10,7 +10,7 @@ from support.dense_shares import by_definition, clustered, kernel, solve_toleran
 from gapa_onnx.fit.statistics import leave_one_out_share
 from gapa_onnx.op import neighbourhoods as neighbourhoods_module
 from gapa_onnx.op import reference
-from gapa_onnx.op.neighbourhoods import choose, neighbourhoods, telling
+from gapa_onnx.op.neighbourhoods import choose, most_informative, neighbourhoods
 
 # ---------------------------------------------------------------- the neighbourhoods
 
@@ -70,7 +70,7 @@ def test_each_telling_point_lowers_the_variance_around_most(count):
     """Every choice against dense solves with each of the other candidates in its place."""
     points, rows = clustered(50, 3, 20)
     rows, k, jitter = rows[:count], 6, 1e-6
-    (chosen,) = telling(points, rows, k, 2.0, jitter)
+    (chosen,) = most_informative(points, rows, k, 2.0, jitter)
     near, around = by_definition(points, round(2.5 * k)), rows_around(points, rows)
     assert chosen.dtype == np.int32 and (chosen[:, 0] == np.arange(50)).all()
     exact, different = points.astype(float), 0
@@ -89,7 +89,7 @@ def test_telling_points_leave_less_to_new_rows_than_the_nearest():
     """New rows: the choice was not made for them. Also for every smaller k, by the first of the list."""
     points, rows, new = np.split(clustered(12_000, 12, 21)[0], [300, 8000])
     nearest = cdist(new.astype(float), points.astype(float)).argmin(axis=1)
-    groups = [*telling(points, rows, 20, 6.0, 1e-6), neighbourhoods(points, 20)]
+    groups = [*most_informative(points, rows, 20, 6.0, 1e-6), neighbourhoods(points, 20)]
     for k in (5, 10, 20):
         told, near = (
             reference.unexplained_share(new, points, group[nearest, :k], 6.0, 1e-6) for group in groups
@@ -99,7 +99,7 @@ def test_telling_points_leave_less_to_new_rows_than_the_nearest():
 
 
 def told(points: np.ndarray, rows: np.ndarray, k: int) -> np.ndarray:
-    return telling(points, rows, k, 1.0, 1e-6)[0]
+    return most_informative(points, rows, k, 1.0, 1e-6)[0]
 
 
 def test_telling_where_there_is_no_choice(monkeypatch):
@@ -146,8 +146,8 @@ def test_a_half_is_known_from_the_row_alone():
     assert (chosen.stripes.half(nudged) == half).mean() > 0.99
     assert np.isfinite(chosen.stripes.half(np.full((1, 5), np.nan))).all()
     expected = [
-        *telling(points, rows[half == 0], 4, 2.0, 1e-6),
-        *telling(points, rows[half == 1], 4, 2.0, 1e-6),
+        *most_informative(points, rows[half == 0], 4, 2.0, 1e-6),
+        *most_informative(points, rows[half == 1], 4, 2.0, 1e-6),
     ]
     np.testing.assert_array_equal(chosen.halves, expected)
     nearest = np.arange(len(rows)) % len(points)
