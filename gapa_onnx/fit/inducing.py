@@ -15,7 +15,7 @@ import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
-from gapa_onnx.op.assignment import blocks, groups, nearest
+from gapa_onnx.op.assignment import blocks, groups, nearest_point
 
 METHODS = ("kmeans", "fps", "random", "all")
 
@@ -64,7 +64,7 @@ def select(method: str, rows: Array, count: int, seed: int = 0, progress: Report
 def cluster_sizes(rows: Array, points: Array) -> Array:
     """How many rows (m, d) are nearest to each point (k, d) -> (k,)."""
     mean, scale = _centre(rows)
-    owner = nearest(_normalised(rows, mean, scale), _normalised(points, mean, scale))
+    owner = nearest_point(_normalised(rows, mean, scale), _normalised(points, mean, scale))
     return np.bincount(owner, minlength=len(points))
 
 
@@ -203,7 +203,7 @@ def _lloyd(rows: Array, centroids: Array, report: Report) -> Array:
     total = np.einsum("ij,ij->", rows, rows, dtype=np.float64)
     previous, owner = np.inf, None
     for iteration in range(_ITERATIONS):
-        owner = nearest(rows, centroids.astype(np.float32), owner)
+        owner = nearest_point(rows, centroids.astype(np.float32), owner)
         sums, sizes = _cluster_sums(rows, owner, len(centroids))
         used = sizes > 0
         centroids[used] = sums[used] / sizes[used, None]

@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.op.index import MEASURED, Index, nearest, slots
+from gapa_onnx.op.index import MEASURED, Index, search_exactly, slots
 from gapa_onnx.op.shares import unexplained_share
 from gapa_onnx.threads import one_thread
 
@@ -83,7 +83,7 @@ def share_error(index: Index, held_out: Array, length_scale: float, jitter: floa
         return ShareError(0.0, 0.0)
     with one_thread():
         found = find(index, queries, k)
-        exact = nearest(queries, index.points, k)
+        exact = search_exactly(queries, index.points, k)
         shares = [
             unexplained_share(queries, index.points, near, length_scale, jitter) for near in (found, exact)
         ]
@@ -104,7 +104,7 @@ def rounding_error(
         return ShareError(0.0, 0.0)
     with one_thread():
         shares = [
-            unexplained_share(queries, each, nearest(queries, each, k), length_scale, jitter)
+            unexplained_share(queries, each, search_exactly(queries, each, k), length_scale, jitter)
             for each in (rounded, points)
         ]
     return _difference(*shares)

@@ -23,7 +23,7 @@ Comparison = tuple[slice | Array, slice | Array]
 """Rows, and the points to compare them with."""
 
 
-def nearest(rows: Array, points: Array, near: Array | None = None) -> Array:
+def nearest_point(rows: Array, points: Array, near: Array | None = None) -> Array:
     """The nearest of points (k, d) to each of the rows (m, d), both float32; the first of equally near -> (m,).
 
     `near` (m,) are points that are thought to be near the rows, such as their nearest before all points moved a

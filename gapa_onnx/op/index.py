@@ -105,7 +105,7 @@ def build_index(
             return _build_ivfpq(points, k, queries, seed, recall_target)
         limit = len(points) / _WORTH if auto else np.inf
         found = _cheapest_lists(
-            points, queries, lambda listed: nearest(queries, listed, k), seed, recall_target, limit
+            points, queries, lambda listed: search_exactly(queries, listed, k), seed, recall_target, limit
         )
         return _flat(points) if found is None else _build_ivf(*found)
 
@@ -137,7 +137,7 @@ def _check(kind: str, points: Array, k: int, held_out: Array, search: str) -> No
         )
 
 
-def nearest(queries: Array, points: Array, k: int) -> Array:
+def search_exactly(queries: Array, points: Array, k: int) -> Array:
     """The exact k nearest points by FAISS, which is fast: (q, k).
 
     Centred first, because FAISS takes ‖a‖² + ‖b‖² − 2ab for many queries.
@@ -183,7 +183,7 @@ class _Lists(NamedTuple):
 def _lists(points: Array, count: int, seed: int) -> _Lists:
     """The points (M, d) in at most `count` lists around k-means centroids, none of them empty."""
     centroids = _kmeans(points, min(len(points), max(1, count)), seed)
-    assigned = nearest(points, centroids, 1)[:, 0]  # (M,)
+    assigned = search_exactly(points, centroids, 1)[:, 0]  # (M,)
     used, assigned = np.unique(assigned, return_inverse=True)  # a list without points would waste a probe
     order = np.argsort(assigned, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(assigned))]).astype(np.int64)
@@ -198,7 +198,7 @@ def _smallest_nprobe(lists: _Lists, queries: Array, wanted: Array, target: float
     lists the lists of the wanted rows stand.
     """
     count = len(lists.centroids)
-    order = nearest(queries, lists.centroids, count)  # (q, L)
+    order = search_exactly(queries, lists.centroids, count)  # (q, L)
     place = np.empty_like(order)
     np.put_along_axis(place, order, np.arange(count)[None, :], axis=1)
     places = np.take_along_axis(place, lists.of_row[wanted], axis=1)
@@ -248,7 +248,7 @@ def _build_ivfpq(points: Array, k: int, queries: Array, seed: int, recall_target
         "decoding_error": _relative_error(decoded, lists.points),
     }
     lists = lists._replace(points=decoded)
-    nprobe, recall, _ = _smallest_nprobe(lists, queries, nearest(queries, decoded, k), recall_target)
+    nprobe, recall, _ = _smallest_nprobe(lists, queries, search_exactly(queries, decoded, k), recall_target)
     tensors = {"codes": codes, "codebooks": codebooks, **lists.tensors(nprobe)}
     return Index("ivfpq", tensors, decoded, recall, {**settings, "nprobe": nprobe})
 
@@ -338,7 +338,7 @@ def _nearest_other(queries: Array, points: Array) -> Array:
     A point's own list is always the first that is probed: where rows of the data are inducing points, they
     would make any search look good.
     """
-    near = nearest(queries, points, min(2, len(points)))
+    near = search_exactly(queries, points, min(2, len(points)))
     offsets = points[near[:, 0]].astype(np.float64) - queries
     same = np.linalg.norm(offsets, axis=1) <= _SAME * np.linalg.norm(queries.astype(np.float64), axis=1)
     return np.where(same, near[:, -1], near[:, 0])[:, None]
@@ -356,7 +356,7 @@ def _build_hnsw(points: Array, k: int, queries: Array, seed: int, recall_target:
     if len(links) != slots(levels, HNSW_DEGREE)[-1]:
         raise RuntimeError("this release of FAISS lays out HNSW links in a way that is not known here")
 
-    exact = nearest(queries, points, k)
+    exact = search_exactly(queries, points, k)
 
     def recall(ef: int) -> float:
         graph.hnsw.efSearch = ef

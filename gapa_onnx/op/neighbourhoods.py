@@ -18,7 +18,7 @@ import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.op import reference
-from gapa_onnx.op.assignment import nearest
+from gapa_onnx.op.assignment import nearest_point
 from gapa_onnx.threads import side_by_side
 
 _SPARE = 8  #: candidates beyond k at first
@@ -136,7 +136,7 @@ def _owners(points: Array, rows: Array, wanted: Array) -> Array:
     owners = np.full(len(rows), -1)
     if len(wanted):
         centred = (rows[wanted] - centre).astype(np.float32)
-        owners[wanted] = nearest(centred, (points - centre).astype(np.float32))
+        owners[wanted] = nearest_point(centred, (points - centre).astype(np.float32))
     return owners
 
 

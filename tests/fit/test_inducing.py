@@ -223,13 +223,13 @@ def test_assignment_is_exact_where_float32_products_are_not():
     squares = ((rows[:, None].astype(np.float64) - centroids) ** 2).sum(axis=2)
     plain = (rows @ centroids.T - (centroids**2).sum(axis=1) / 2).argmax(axis=1)
     assert (plain != squares.argmin(axis=1)).mean() > 0.01
-    np.testing.assert_array_equal(assignment.nearest(rows, centroids), squares.argmin(axis=1))
+    np.testing.assert_array_equal(assignment.nearest_point(rows, centroids), squares.argmin(axis=1))
 
 
 def test_assignment_of_equal_distances_goes_to_the_first():
     centroids = np.array([[1, 0], [-1, 0], [0, 1], [0, 1]], np.float32)
     rows = np.array([[0, 0], [-1, 1], [-2, 0], [0, 2]], np.float32)
-    np.testing.assert_array_equal(assignment.nearest(rows, centroids), [0, 1, 1, 2])
+    np.testing.assert_array_equal(assignment.nearest_point(rows, centroids), [0, 1, 1, 2])
 
 
 _DIGEST = """

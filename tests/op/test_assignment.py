@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from gapa_onnx.op import assignment
-from gapa_onnx.op.assignment import groups, nearest
+from gapa_onnx.op.assignment import groups, nearest_point
 
 
 def clusters(seed, m, k, d, spread):
@@ -34,7 +34,7 @@ def test_against_distances_in_float64(spread, m, k, d):
     rows, points = clusters(0, m, k, d, spread)
     rows[::100] *= 50  # far from all of them
     expected = cdist(rows.astype(float), points.astype(float)).argmin(axis=1)
-    np.testing.assert_array_equal(nearest(rows, points), expected)
+    np.testing.assert_array_equal(nearest_point(rows, points), expected)
 
 
 @pytest.mark.parametrize("quality", ["right", "random", "one for all"])
@@ -43,7 +43,7 @@ def test_the_answer_does_not_depend_on_what_is_thought_to_be_near(quality):
     expected = cdist(rows.astype(float), points.astype(float)).argmin(axis=1)
     random = np.random.default_rng(2).integers(0, 200, 2000)
     near = {"right": expected, "random": random, "one for all": np.zeros(2000, int)}[quality]
-    np.testing.assert_array_equal(nearest(rows, points, near), expected)
+    np.testing.assert_array_equal(nearest_point(rows, points, near), expected)
 
 
 def test_equally_near_points_on_a_grid():
@@ -53,20 +53,20 @@ def test_equally_near_points_on_a_grid():
     squares = cdist(rows.astype(float), points.astype(float), "sqeuclidean")
     assert ((squares == squares.min(axis=1, keepdims=True)).sum(axis=1) > 1).mean() > 0.5
     assert compared(rows, points) < assignment._WORTH
-    np.testing.assert_array_equal(nearest(rows, points), squares.argmin(axis=1))
+    np.testing.assert_array_equal(nearest_point(rows, points), squares.argmin(axis=1))
 
 
 def test_a_row_halfway_to_a_point_that_is_just_not_left_out():
     """‖c − g‖ = 2‖x − g‖ for many c, some before g: the bound itself must not exclude them."""
     steps = np.arange(-100, 101, dtype=np.float32)[:, None]
     rows = steps[:-1] + np.float32(0.5)  # between two points each
-    np.testing.assert_array_equal(nearest(rows, steps), np.arange(200))
-    np.testing.assert_array_equal(nearest(rows, steps, np.arange(1, 201)), np.arange(200))
+    np.testing.assert_array_equal(nearest_point(rows, steps), np.arange(200))
+    np.testing.assert_array_equal(nearest_point(rows, steps, np.arange(1, 201)), np.arange(200))
 
 
 def test_few_are_compared_where_there_are_clusters_and_all_where_there_are_none():
     rows, points = clusters(4, 5000, 400, 30, 8)
-    owner = nearest(rows, points)
+    owner = nearest_point(rows, points)
     assert compared(rows, points, owner) < 0.15  # a tenth of the points are in the row's cluster
     assert compared(rows, points) < 0.15
     rows, points = clusters(5, 1000, 400, 100, 0)
@@ -75,9 +75,9 @@ def test_few_are_compared_where_there_are_clusters_and_all_where_there_are_none(
 
 def test_in_blocks(monkeypatch):
     rows, points = clusters(6, 1500, 150, 12, 4)
-    expected = nearest(rows, points)
+    expected = nearest_point(rows, points)
     monkeypatch.setattr(assignment, "_BLOCK_VALUES", 1000)
-    np.testing.assert_array_equal(nearest(rows, points), expected)
+    np.testing.assert_array_equal(nearest_point(rows, points), expected)
 
 
 def test_groups_are_the_positions_in_order():

@@ -195,7 +195,7 @@ def test_the_counted_cost_of_lists():
 
     for factor in (1, 2, 4, 8):
         lists = index_module._lists(points, round(factor * 4000**0.5), 0)
-        wanted = index_module.nearest(held_out, lists.points, 5)
+        wanted = index_module.search_exactly(held_out, lists.points, 5)
         nprobe, found, _ = index_module._smallest_nprobe(lists, held_out, wanted, 0.99)
         assert found >= 0.99 and cost(index.tensors) <= cost(lists.tensors(nprobe)) * 1.0001
 

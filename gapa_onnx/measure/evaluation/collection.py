@@ -20,7 +20,7 @@ from gapa_onnx.progress import Progress, silent
 _CERTAINTY = tuple(SCORE + name for name in ("score", "epistemic", "std", "entropy", "maxprob"))
 
 
-def collect(
+def columns_of(
     converted: ConvertedFile,
     judge: Judge,
     data: DataSource,

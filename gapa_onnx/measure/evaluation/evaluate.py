@@ -16,7 +16,7 @@ from gapa_onnx.data import DataSource, ImageOptions
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation import metrics
 from gapa_onnx.measure.evaluation.answers import ConvertedFile, open_converted
-from gapa_onnx.measure.evaluation.collection import collect
+from gapa_onnx.measure.evaluation.collection import columns_of
 from gapa_onnx.measure.evaluation.judges import judge_of
 from gapa_onnx.measure.evaluation.labels import read_labels
 from gapa_onnx.measure.evaluation.result import Cost, Evaluation, Shift
@@ -90,11 +90,11 @@ class _Run:
     def gallery(self, origin: str) -> Gallery:
         return Gallery(self.images, self.judge.caption, origin)
 
-    def collect(
+    def columns_of(
         self, data: DataSource, labels: Array | None, text: str, gallery: Gallery | None = None
     ) -> tuple[Columns, int]:
         """The columns of all rows that the file has an answer for, and the number of the others."""
-        return collect(
+        return columns_of(
             self.converted, self.judge, data, labels, self.batch_size,
             gallery=gallery, progress=self.progress, text=text,
         )  # fmt: skip
@@ -165,14 +165,14 @@ def named_sets(ood: Any) -> dict[str, Any]:
 def _inside(run: _Run, data: DataSource, truth: Array) -> _Inside:
     """Run the labelled rows and judge them."""
     gallery = run.gallery("data")
-    columns, lost = run.collect(data, truth, "evaluating", gallery)
+    columns, lost = run.columns_of(data, truth, "evaluating", gallery)
     return _Inside(columns, lost, gallery, run.judge.findings(columns))
 
 
 def _outside(run: _Run, unlike: Mapping[str, DataSource]) -> _Outside:
     """Run the OOD sets one after the other."""
     gallery = run.gallery("ood")
-    found = {name: run.collect(data, None, f"OOD set {name}", gallery) for name, data in unlike.items()}
+    found = {name: run.columns_of(data, None, f"OOD set {name}", gallery) for name, data in unlike.items()}
     sets = {name: columns for name, (columns, _) in found.items()}
     return _Outside(sets, sum(lost for _, lost in found.values()), gallery)
 
@@ -180,7 +180,7 @@ def _outside(run: _Run, unlike: Mapping[str, DataSource]) -> _Outside:
 def _shift(run: _Run, one: ShiftedSet, truth: Array) -> Shift:
     """Run one set of a series of ever stranger ones."""
     labels = truth if one.labels is None else one.labels
-    columns, _ = run.collect(run.open(one.path), labels, one.name)
+    columns, _ = run.columns_of(run.open(one.path), labels, one.name)
     means = {name: float(values.mean()) for name, values in scores_in(columns).items()}
     return Shift(one.name, one.position, run.judge.findings(columns).metrics, means)
 
