@@ -52,7 +52,7 @@ def test_the_most_exact_that_fits_is_taken(measured):
         assert record.budget.limit == allowed
         trials = record.budget.trials
         last = trials[-1]
-        assert last["ratio"] <= allowed and last["solver"] == solver and last["control"] == 1.001
+        assert last.ratio <= allowed and last.solver == solver and last.control == 1.001
         assert all(trial.ratio > allowed for trial in trials[:-1])
         assert last.share_median >= trials[0].share_median * 0.9
         assert all(check.passed for check in conversion.checks)
