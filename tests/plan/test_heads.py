@@ -22,6 +22,7 @@ from gapa_onnx.op.contract import CLASSES, DOMAIN, VERSION
 from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points, reference
 from gapa_onnx.plan.heads.points import COARSE, FINE, LEADING, TABLE_COLUMNS, Points, grid, latin, samples
 from gapa_onnx.plan.tasks import Head, Task
+from gapa_onnx.record import PointsRecord
 from gapa_onnx.sessions.runtime import session_options
 from gapa_onnx.variance.graph import VarianceGraph
 
@@ -478,12 +479,12 @@ def test_points_are_the_same_everywhere() -> None:
 
 def test_points_by_head() -> None:
     rows, wide, pixels = Case((4, 10)), Case((4, 1000)), Case((4, 150, 2, 2), task=Task.SEGMENTATION)
-    assert rows.points.record == {"kind": "latin", "count": COARSE}
-    assert wide.points.record == {"kind": "latin", "count": FINE}
-    assert pixels.points.record == {"kind": "latin", "count": COARSE}
-    assert CASES["factor"].points.record == {"kind": "latin", "count": FINE}
-    assert CASES["labels"].points.record == {"kind": "grid", "count": 16}
-    assert CASES["samples"].points.record == {"kind": "samples", "count": 32}
+    assert rows.points.record == PointsRecord("latin", COARSE)
+    assert wide.points.record == PointsRecord("latin", FINE)
+    assert pixels.points.record == PointsRecord("latin", COARSE)
+    assert CASES["factor"].points.record == PointsRecord("latin", FINE)
+    assert CASES["labels"].points.record == PointsRecord("grid", 16)
+    assert CASES["samples"].points.record == PointsRecord("samples", 32)
     assert NEWER["tokens"].points.values.shape == (COARSE, 512)
 
 
