@@ -87,7 +87,7 @@ def test_the_variance_is_what_it_was(case):
     var, share = session.run(["y_var", "h/gapa/share"], {"x": 2 * x})
     named = {t.name: onnx.numpy_helper.to_array(t).astype(np.float64) for t in converted.graph.initializer}
     weight = named["w2"].reshape(named["w2"].shape[:2])
-    prior = named["h/gapa/prior_var"].reshape(-1)
+    prior = named["h/gapa/amplitude"].reshape(-1)
     if case == "scaled gemm":
         weight = 0.5 * weight.T
     if case == "pointwise convolution":
