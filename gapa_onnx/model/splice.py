@@ -59,7 +59,11 @@ def extract(
     weights = needed - known
     part = duplicate(model, lambda weight: weight if weight.name in weights else None)
     graph = part.graph
-    del graph.node[:], graph.output[:], graph.value_info[:]
+    # A file may list its initializers as inputs too; without its number such an input would have to be fed.
+    left_out = {weight.name for weight in model.graph.initializer} - weights
+    inputs = [value for value in model.graph.input if value.name not in left_out]
+    del graph.node[:], graph.output[:], graph.value_info[:], graph.input[:]
+    graph.input.extend(inputs)
     graph.node.extend(reversed(nodes))
     graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in outputs)
     graph.input.extend(given)

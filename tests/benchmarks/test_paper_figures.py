@@ -24,6 +24,7 @@ def benchmark(monkeypatch):
 
 
 @pytest.mark.parametrize("draw", ["draw_moons", "draw_gap"])
+@pytest.mark.nightly
 def test_toy_pictures_are_drawn_and_small(benchmark, tmp_path, draw):
     pytest.importorskip("matplotlib")
     pytest.importorskip("sklearn")
