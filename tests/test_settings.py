@@ -203,9 +203,10 @@ def test_reasons_in_a_file_hold_no_flags(capsys, tmp_path):
     assert "--task regression" in capsys.readouterr().out
 
 
-def test_help_needs_no_runtime():
+def test_help_needs_no_runtime(tmp_path):
     script = (
         "import sys; from gapa_onnx.cli import main; main(['convert', '--help']); "
         "assert not {'onnxruntime', 'onnx', 'faiss'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+    # elsewhere: in the root of a checkout Python would import the bare folder gapa_onnx
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL, cwd=tmp_path)
