@@ -234,7 +234,7 @@ def row(one: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> d
     if ("refused" in before) != ("refused" in after):
         return {"model": name, "changed": before.get("refused") or after.get("refused")}
     if "refused" in before:
-        return {"model": name, "refused": before["refused"].splitlines()[0]}
+        return {"model": name, "refused": before["refused"].splitlines()[0].replace(one["path"], name)}
     added = set().union(*({key for key in entry} for entry in before["answers"]))
     sources = source_outputs(one["path"])
     same, worst = True, 0.0
