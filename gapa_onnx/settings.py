@@ -85,7 +85,9 @@ def count_or_none(*, least: int, metavar: str, help: str, group: str | None = No
     """A whole number that is not below `least`, or None, which is the default."""
 
     def check(name: str, value: object) -> object:
-        return None if value is None else _whole(name, value, least, f"give more of them, or leave `{name}` out")
+        return (
+            None if value is None else _whole(name, value, least, f"give more of them, or leave `{name}` out")
+        )
 
     return field(default=None, metadata=_declared(Choice(check, metavar, help, group, int)))
 
