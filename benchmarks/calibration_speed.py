@@ -86,14 +86,14 @@ def measure(network: str, rows: int, width: int) -> dict[str, Any]:
     template = step("rewrite", rewrite, plan, calibration, settings)
     numbers = step("settle", settle, template, calibration, data, settings)
     converted = step("emit", emit, template, numbers, calibration, settings)
-    sample = itertools.islice(data.batches(min(VERIFIED_ROWS, calibration.batch_rows)), 1)
+    sample = itertools.islice(calibration.fed.batches(VERIFIED_ROWS), 1)
     checks = step("verify", verify, source.given, converted, sample)
     assert all(check.passed for check in checks)
     total = sum(seconds.values())
 
     session = open_session(source.proto, "the model", session_options(threads=1))
     start = time.process_time()
-    for batch in data.batches(calibration.batch_rows):
+    for batch in calibration.fed.batches():
         session.run(None, batch)
     forward = time.process_time() - start
     return {

@@ -27,7 +27,13 @@ _Data = Annotated[
 ]
 _Batches = Annotated[
     str | None,
-    typer.Option("--batch", metavar="N,…", help="Rows per run; 1,32,256 if not given.", show_default=False),
+    typer.Option(
+        "--batch-size",
+        "--batch",
+        metavar="N,…",
+        help="Rows per run; 1,32,256 if not given, or as the data were given where the model takes nothing else.",
+        show_default=False,
+    ),
 ]
 _Threads = Annotated[str, typer.Option("--threads", metavar="N,…", help="Threads that onnxruntime may use.")]
 _Rounds = Annotated[
@@ -83,6 +89,8 @@ def bench(
                         progress=_saying(progress, f"batch {rows}"),
                     )
                 )
+                if found[-1].batch != rows:  # the model takes the data only as they were given
+                    break
     say_if_portable()
     if library_path() is not None and any(getattr(entry, "native", None) is False for entry in found):
         note(

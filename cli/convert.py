@@ -34,8 +34,10 @@ def convert(
     targets: options.Targets = None,
     budget: options.Budget = None,
     paper: options.Paper = False,
+    batch_size: options.BatchSize = None,
     image_mean: options.ImageMean = None,
     image_std: options.ImageStd = None,
+    allow_uncovered: options.AllowUncovered = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> int:
@@ -56,9 +58,11 @@ def convert(
             out,
             targets=targets,
             budget=budget,
+            allow_uncovered=allow_uncovered,
             settings=settings,
             paper=paper,
             images=images,
+            batch_size=batch_size,
             progress=progress,
         )
     say_if_portable()

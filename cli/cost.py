@@ -45,16 +45,20 @@ def estimate(source: SourceModel, sites: Sequence[Site], settings: Settings = _D
 
 
 def _site(source: SourceModel, site: Site, settings: Settings) -> int | None:
+    width: int | None
+    queries: int | None
     shape = source.tensors[site.query].shape
     if not shape or len(shape) < 2:
         return None
-    features, positions = {
-        Layout.ROWS: (shape[-1:], shape[1:-1]),
-        Layout.POSITIONS: (shape[1:2], shape[2:]),
-        Layout.POOLED: (shape[1:2], []),
-        Layout.FLAT: (shape[1:], []),
-    }[site.layout]
-    width, queries = _product(features), _product(positions)
+    if site.layout is Layout.FLAT:
+        width, queries = _product(shape[1:]), 1
+    else:
+        features = site.axis % len(shape)
+        beside = [
+            size for axis, size in enumerate(shape) if axis and axis != features
+        ]  # the first is the batch's
+        width = _product([shape[features]])
+        queries = 1 if site.layout is Layout.POOLED else _product(beside)
     if width is None or queries is None:
         return None
     m, k = settings.points_for(width, site.many), settings.k

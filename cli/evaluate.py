@@ -60,7 +60,7 @@ def evaluate(
     output: _Output = None,
     report: _Report = None,
     figures: _Figures = None,
-    batch_size: options.BatchSize = 256,
+    batch_size: options.BatchSize = None,
     image_mean: options.ImageMean = None,
     image_std: options.ImageStd = None,
     as_json: options.Json = False,

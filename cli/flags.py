@@ -11,7 +11,20 @@ _SHORT = {"out": "-o"}
 
 #: What texts of the library name beside settings: arguments of its functions that are options here.
 ARGUMENTS = frozenset(
-    {"batch", "budget", "calib", "data", "out", "output", "paper", "quantile", "rounds", "source", "targets"}
+    {
+        "allow_uncovered",
+        "batch",
+        "budget",
+        "calib",
+        "data",
+        "out",
+        "output",
+        "paper",
+        "quantile",
+        "rounds",
+        "source",
+        "targets",
+    }
     | {"threads", "value"}
 )
 

@@ -40,7 +40,14 @@ Data = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 BatchSize = Annotated[
-    int, typer.Option("--batch-size", metavar="N", help="Rows per run of the model.", min=1)
+    int | None,
+    typer.Option(
+        "--batch-size",
+        metavar="N",
+        help="Rows per run of the model; as many as fit well into memory unless given.",
+        min=1,
+        show_default=False,
+    ),
 ]
 
 ImageMean = Annotated[
@@ -87,6 +94,13 @@ Budget = Annotated[
         help="At most so many times the model's own time, measured here: solver, M and K give way until it is kept.",
         rich_help_panel=GAUSSIAN_PROCESS,
         show_default=False,
+    ),
+]
+AllowUncovered = Annotated[
+    bool,
+    typer.Option(
+        "--allow-uncovered",
+        help="Pass also where part of an output varies with the data and has no variance; the part is told.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")]

@@ -29,7 +29,9 @@ class Predictions:
     """
 
     def __init__(self, names: Sequence[str], heads: Mapping[str, Mapping[str, Any]], keep: int | None):
+        self.asked = list(names)
         self.names = list(names)
+        self.left_out: list[str] = []  #: outputs that do not have one row per sample, such as a state
         self.heads = {output: head for output, head in heads.items() if output in self.names}
         self.keep = keep
         self.rows = 0
@@ -37,21 +39,33 @@ class Predictions:
         self.flags = {name: _Flags() for name, head in self.heads.items() if "ood" in head["outputs"]}
         self._pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.names}
 
-    def add(self, batch: Arrays, answers: Sequence[np.ndarray]) -> None:
-        rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
-        for name, answer in zip(self.names, answers):
-            if answer.ndim == 0 or answer.shape[0] != rows:
-                raise UserError(
-                    f"output {name!r} does not have one row per sample", "run the model from Python instead"
-                )
+    def add(self, rows: int, answers: Sequence[np.ndarray]) -> None:
+        """Take in the answers for some rows."""
+        by_name = dict(zip(self.asked, answers))
+        for name in self.asked:
+            if name not in self.left_out and by_name[name].shape[:1] != (rows,):
+                self._leave_out(name)
+        for name in self.names:
             if self.keep is None or self.rows < self.keep:
-                self._pieces[name].append(answer)
-        by_name = dict(zip(self.names, answers))
+                self._pieces[name].append(by_name[name])
         for name, spread in self.spread.items():
             spread.add(by_name[self.heads[name]["outputs"]["var"]])
         for name, flags in self.flags.items():
             flags.add(by_name[self.heads[name]["outputs"]["ood"]])
         self.rows += rows
+
+    def _leave_out(self, name: str) -> None:
+        """Forget an output, and what the file says about it."""
+        self.left_out.append(name)
+        self.names.remove(name)
+        del self._pieces[name]
+        for output in [one for one, head in self.heads.items() if name in (one, *head["outputs"].values())]:
+            for held in (self.heads, self.spread, self.flags):
+                held.pop(output, None)
+        if not self.names:
+            raise UserError(
+                f"output {name!r} does not have one row per sample", "run the model from Python instead"
+            )
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Each output (rows, …)."""

@@ -35,7 +35,7 @@ def conversion(answer: Mapping[str, Any], source: str, data: str, calib: str) ->
     _fits(record["sites"])
     _heads(record["heads"])
     gap()
-    lines(*_added(record["heads"]), *_certain(answer["certain_outputs"]))
+    lines(*_added(record["heads"]), *_certain(answer["certain_outputs"]), *_uncovered(record))
     gap()
     checks(answer["checks"])
     if answer["output"]:
@@ -131,7 +131,7 @@ def converted(answer: Mapping[str, Any]) -> None:
     _refused(record["cuts"], "cuts: what leaves these nodes counts as certain")
     _heads(record["heads"])
     gap()
-    lines(*_added(record["heads"]))
+    lines(*_added(record["heads"]), *_uncovered(record))
 
 
 def threshold(entry: Threshold, levels: Sequence[str], written: str | None) -> None:
@@ -153,7 +153,7 @@ def checks(entries: Iterable[Mapping[str, Any]]) -> None:
     named = ""
     for entry in entries:
         mark = Text("pass", "green") if entry["passed"] else Text("FAIL", "bold red")
-        shown.add_row(mark, entry["name"], entry["detail"])
+        shown.add_row(mark, entry["name"], as_flags(entry["detail"]))
         named += entry["name"]
     console().print(Text("checks of the converted model", "bold"))
     console().print(shown)
@@ -349,6 +349,16 @@ def threshold_line(score: Mapping[str, Any]) -> str:
 
 def _certain(outputs: Iterable[str]) -> list[tuple[str, str]]:
     return [("certain", f"{name}: no site reaches it, so it gets no variance") for name in outputs]
+
+
+def _uncovered(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What varies with the data and has no variance, of outputs in part and as a whole."""
+    parts = {name: head["uncovered"] for name, head in record["heads"].items() if "uncovered" in head}
+    parts |= dict.fromkeys(record.get("uncovered", ()), "all of it")
+    return [
+        ("uncovered", f"{name}: {part} varies with the data and has no variance")
+        for name, part in parts.items()
+    ]
 
 
 def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ def run(
     out: options.Converted,
     data: options.Data,
     predictions: _Out = None,
-    batch_size: options.BatchSize = 256,
+    batch_size: options.BatchSize = None,
     portable: _Portable = False,
     image_mean: options.ImageMean = None,
     image_std: options.ImageStd = None,
@@ -32,7 +32,8 @@ def run(
     from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
     from gapa_onnx.data import open_data
     from gapa_onnx.record import require_outputs
-    from gapa_onnx.sessions.inference import input_specs, open_model, read_record, run_batch
+    from gapa_onnx.sessions.feeding import feeding
+    from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 
     write = writer(predictions) if predictions else None
     images = options.image_options(image_mean, image_std)
@@ -41,22 +42,25 @@ def run(
     record = read_record(session)
     if record is not None:
         require_outputs(record.heads, {value.name for value in session.get_outputs()}, roles=["var"])
-    source = open_data(data, input_specs(session), images)
+    source = feeding(session, open_data(data, input_specs(session), images, batch_size))
     if not portable:
         say_if_portable()
     names = [value.name for value in session.get_outputs() if value.type.startswith("tensor(")]
     heads = {} if record is None else record.as_json()["heads"]
     collected = Predictions(names, heads, keep=None if write else HEAD)
     with progress_bar() as progress:
-        for batch in source.batches(batch_size):
-            collected.add(batch, run_batch(session, names, batch))
+        for batch in source.batches():
+            answers = run_batch(session, names, batch)
+            collected.add(row_count(batch, answers), answers)
             progress("running", collected.rows / source.rows if source.rows else 0.0)
     if source.rows is not None and source.rows > collected.rows:
         left = source.rows - collected.rows
         note(f"{left} row(s) left out: they do not fill a batch of the size that the model fixes")
+    if collected.left_out:
+        note(f"left out, as they do not have one row per sample: {', '.join(collected.left_out)}")
     if write:
         write(collected.arrays())
-        print(f"{predictions}: {collected.rows} rows of {', '.join(names)}")
+        print(f"{predictions}: {collected.rows} rows of {', '.join(collected.names)}")
     else:
         show(collected)
     return 0

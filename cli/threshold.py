@@ -40,6 +40,7 @@ def threshold(
     data: _Data = None,
     output: _Output = None,
     out: _Out = None,
+    batch_size: options.BatchSize = None,
     image_mean: options.ImageMean = None,
     image_std: options.ImageStd = None,
     as_json: options.Json = False,
@@ -56,7 +57,14 @@ def threshold(
         images = options.image_options(image_mean, image_std)
         target = writable(out or file)
         found = set_threshold(
-            file, quantile=quantile, value=value, data=data, output=output, out=target, images=images
+            file,
+            quantile=quantile,
+            value=value,
+            data=data,
+            output=output,
+            out=target,
+            images=images,
+            batch_size=batch_size,
         )
     elif out is not None:
         raise UserError("there is nothing to write", "say where the line is with --quantile")

@@ -11,7 +11,6 @@ verify     predictions bit-equal, variances sound                   -> list[Chec
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,24 +19,28 @@ from typing import Any
 
 import onnx
 
-from gapa_onnx.data import DataSource, ImageOptions, open_data
-from gapa_onnx.emit.emit import emit
+from gapa_onnx.data import Batch, DataSource, ImageOptions, open_data
+from gapa_onnx.emit.emit import attach, emit
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration, calibrate
 from gapa_onnx.measure.budget import within_budget
+from gapa_onnx.measure.coverage import Coverage
 from gapa_onnx.measure.verify import Check, verify
 from gapa_onnx.model.load import SourceModel, load
 from gapa_onnx.model.writing import save
 from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
 from gapa_onnx.plan.targets import read_targets
 from gapa_onnx.progress import Progress, silent
-from gapa_onnx.record import BudgetRecord
+from gapa_onnx.record import BudgetRecord, require
+from gapa_onnx.sessions.feeding import MEMORY
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.settle import settle
 
 VERIFIED_ROWS = 64
+VERIFYING_RUNS = 4  # whose answers are held side by side: source and file, with and without optimisation
+LEAST_VERIFIED_ROWS = 4  # in several batches, where they are smaller: in a single row nothing varies
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,11 @@ def convert(
     *,
     targets: Any = None,
     budget: float | None = None,
+    allow_uncovered: bool = False,
     settings: Settings | None = None,
     paper: bool = False,
     images: ImageOptions = ImageOptions(),
+    batch_size: int | None = None,
     progress: Progress = silent,
     **choices: Any,
 ) -> Conversion:
@@ -80,8 +85,12 @@ def convert(
         learnt by heart says little about its errors.
     budget: how many times the source model's time the result may take; settings that cost more are made
         cheaper until it is kept, and what that gives up is recorded.
+    allow_uncovered: write the file also where part of an output varies with the data and gets no variance; the
+        record then says which part. Without it such a part is a failed check.
     settings: a `Settings`; single choices can be given by name instead (`k=20, sites="all"`).
     paper: read the open choices as the paper does.
+    images: how images become inputs; the file remembers it.
+    batch_size: rows to run the model on at a time; as many as fit well into memory unless given.
 
     Example
     -------
@@ -95,13 +104,14 @@ def convert(
     _require_another_file(source, path)
     plan = analyse(source, settings)
     require_convertible(plan, settings)
-    data = open_data(calib, source.inputs, images)
+    data = open_data(calib, source.inputs, images, batch_size)
     known = {} if targets is None else read_targets(targets, plan.heads, data)
     settings, plan, calibration, spent = _calibrated(plan, data, settings, budget, progress)
     template = rewrite(plan, calibration, settings, targets=known)
     numbers = settle(template, calibration, data, settings, known, progress)
     converted = emit(template, numbers, calibration, settings, spent)
-    checks = _verified(source, converted, data, calibration, progress)
+    checks = _verified(source, converted, calibration, allow_uncovered, progress)
+    _tell_uncovered(converted, checks)
     return Conversion(converted, _written(converted, path, checks), plan, calibration, numbers, checks)
 
 
@@ -123,16 +133,38 @@ def _calibrated(
 def _verified(
     source: SourceModel,
     converted: onnx.ModelProto,
-    data: DataSource,
     calibration: Calibration,
+    allow_uncovered: bool,
     progress: Progress,
 ) -> tuple[Check, ...]:
     """The checks of the result, on the first rows of the data."""
     progress("verifying", 0.0)
-    sample = data.batches(min(calibration.batch_rows, VERIFIED_ROWS))
-    checks = verify(source.given, converted, itertools.islice(sample, 1))
+    most = max(1, min(VERIFIED_ROWS, int(MEMORY / (VERIFYING_RUNS * max(calibration.fed.row_bytes, 1)))))
+    sample: list[Batch] = []
+    for batch in calibration.fed.batches(most):
+        sample.append(batch)
+        if sum(held.rows or 1 for held in sample) >= LEAST_VERIFIED_ROWS:
+            break
+    checks = verify(source.given, converted, sample, allow_uncovered=allow_uncovered)
     progress("verifying", 1.0)
     return tuple(checks)
+
+
+def _tell_uncovered(converted: onnx.ModelProto, checks: Sequence[Check]) -> None:
+    """Put into the record what varies and has no variance."""
+    uncovered = {
+        output: text
+        for check in checks
+        if isinstance(check, Coverage)
+        for output, text in check.uncovered.items()
+    }
+    if uncovered:
+        record = require(converted, "the model")
+        heads = {
+            output: replace(head, uncovered=uncovered.get(output)) for output, head in record.heads.items()
+        }
+        bare = tuple(output for output in uncovered if output not in heads)
+        attach(converted, replace(record, heads=heads, uncovered=bare))
 
 
 def _written(converted: onnx.ModelProto, path: Path | None, checks: Sequence[Check]) -> Path | None:

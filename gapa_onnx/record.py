@@ -20,7 +20,7 @@ import onnx
 from gapa_onnx.errors import UserError
 
 METADATA_KEY = "gapa_onnx"
-FORMAT = 1  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
+FORMAT = 2  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
 
 
 # Text that is one of some words.
@@ -61,6 +61,7 @@ class SiteRecord:
     output: str  #: tensor of the source that becomes uncertain
     activation: str | None
     layout: Layout  #: what of a tensor is one query
+    axis: int  #: of the query tensor's features; -1, the last, where its rank is not known
     operator: str  #: the node of the operator; its name is that of the share it computes
     share: str  #: tensor: the unexplained share s of each query
     rows: int  #: queries that it was fitted to
@@ -78,6 +79,9 @@ class SiteRecord:
     storage: Storage  #: of the inducing points
     storage_error: float  #: by which s moves at most on held-out rows since the points are rounded
     share_quantiles: Mapping[str, float]  #: of s over the calibration data, each row left out
+    mask: str | None = (
+        None  #: tensor that tells padding among its queries: where it is 0, after a ~ where it is not
+    )
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class ScoreRecord:
     tensor: str  #: the initializer that the score is compared with
     quantile: float | None  #: None where the threshold was given as a number
     threshold: float
+    lengths: Mapping[str, float] | None = None  #: how it is levelled over lengths, where a mask tells them
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,8 @@ class HeadRecord:
     operator: str | None = None  #: the node of the head, where it is one operator
     score: ScoreRecord | None = None
     noise: NoiseRecord | None = None
+    uncovered: str | None = None  #: which part of the output varies with the data and has no variance
+    mask: str | None = None  #: tensor that tells padding among its positions, as that of a site
 
 
 @dataclass(frozen=True)
@@ -172,6 +179,7 @@ class Record:
     heads: Mapping[str, HeadRecord]  #: by output
     cuts: tuple[CutRecord, ...]
     budget: BudgetRecord | None = None
+    uncovered: tuple[str, ...] = ()  #: outputs that vary with the data and have no variance at all
 
     def as_json(self) -> dict[str, Any]:
         """The record as JSON has it; what holds its default is left out."""

@@ -187,6 +187,12 @@ class Settings:
         "full",
         help="What is uncertain where a model attends: the values, or the attention weights too.",
     )
+    mask: str = words(
+        default="auto",
+        metavar="M",
+        help="What tells padding: auto (an input that is called a mask), none, or a tensor (rows, positions) whose zeros "
+        "are padding, with a ~ in front where its ones are.",
+    )
     seed: int = count(default=0, least=0, help="The same seed gives the same bytes.")
 
     task: str = words(

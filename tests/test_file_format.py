@@ -70,13 +70,21 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
     record = read(files["classes"])
     head, one = record.heads["logits"], {"0.5": 0.25}  # tables of one line, as each place is damaged in turn
     head = dataclasses.replace(
-        head, score=dataclasses.replace(head.score, quantiles=one), noise=NoiseRecord(1347, 1.5, 1.75)
+        head,
+        score=dataclasses.replace(head.score, quantiles=one),
+        noise=NoiseRecord(1347, 1.5, 1.75),
+        uncovered="classes 4..9 of 10 on axis 1 (60%)",
     )
     sites = tuple(dataclasses.replace(site, share_quantiles=one) for site in record.sites)
     trial = TrialRecord("auto", "cached", 4000, 50, 1.25, 1.0, 0.05, 0.5, 0.99)
     cuts = (CutRecord("loop", "Loop", "no rule"),)
     return dataclasses.replace(
-        record, sites=sites, heads={"logits": head}, budget=BudgetRecord(1.5, (trial,)), cuts=cuts
+        record,
+        sites=sites,
+        heads={"logits": head},
+        budget=BudgetRecord(1.5, (trial,)),
+        cuts=cuts,
+        uncovered=("state",),
     )
 
 
@@ -355,12 +363,13 @@ def test_an_unknown_field(whole):
         ("null", "it is null, not an object"),
         ('"gapa"', 'it is "gapa", not an object'),
         ("{}", "format is missing"),
-        ('{"format": null}', "format is null, not 1"),
-        ('{"format": 0}', "format is 0, not 1"),
-        ('{"format": "1"}', 'format is "1", not 1'),
-        ('{"format": true}', "format is true, not a whole number"),
-        ('{"format": 1.0}', "format is 1.0, not a whole number"),
-        ('{"format": 1}', "version is missing"),
+        ('{"format": null}', "format is null, not 2"),
+        ('{"format": 0}', "format is 0, not 2"),
+        ('{"format": 1}', "format is 1, not 2"),
+        ('{"format": "2"}', 'format is "2", not 2'),
+        ('{"format": true}', "format is true, not 2"),
+        ('{"format": 2.0}', "format is 2.0, not a whole number"),
+        ('{"format": 2}', "version is missing"),
     ],
 )
 def test_text_that_is_no_record(text, told):

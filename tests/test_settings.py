@@ -27,6 +27,7 @@ BOUNDS: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
     "sites": (("auto", "last", "fc1:pooled"), ("", "  ", None)),
     "on_unsupported": (("error", "cut"), ("ignore", "")),
     "attention": (("values", "full"), ("keys", "")),
+    "mask": (("auto", "none", "~padding"), ("", " ", None)),
     "seed": ((0, 7, 2**40), (-1, 0.5, "x")),
     "task": (("auto", "y=regression,z=none"), ("", " ", None)),
     "ood_quantile": ((0.001, 0.95), (0, 1, -0.1, NAN, "half")),

@@ -4,7 +4,8 @@
 reader -> Bundle (named, lazily read arrays) -> Binding (names, shapes and rows agreed) -> batches.
 """
 
+from gapa_onnx.data.batching import Batch
 from gapa_onnx.data.source import DataSource, open_data
 from gapa_onnx.data.spec import ImageOptions, InputSpec
 
-__all__ = ["DataSource", "ImageOptions", "InputSpec", "open_data"]
+__all__ = ["Batch", "DataSource", "ImageOptions", "InputSpec", "open_data"]

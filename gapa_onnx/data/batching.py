@@ -1,13 +1,26 @@
-"""Cutting rows into batches, whatever the sizes in which they come."""
+"""Batches, and cutting rows into them, whatever the sizes in which they come."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.data.binding import Binding
+
+
+class Batch(dict[str, Array]):
+    """What a model is fed in one run, by input, and how many samples that is.
+
+    A batch that is `whole` came so from the user, and is neither cut nor joined with another; its samples are known
+    only from what the model answers, so that `rows` may be None.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array], rows: int | None, whole: bool = False):
+        super().__init__(arrays)
+        self.rows = rows
+        self.whole = whole
 
 
 class Batcher:
@@ -27,7 +40,7 @@ class Batcher:
         self._pieces: list[dict[str, Array]] = []
         self._pending = 0
 
-    def add(self, binding: Binding) -> Iterator[dict[str, Array]]:
+    def add(self, binding: Binding) -> Iterator[Batch]:
         """The batches that the rows of one bundle complete."""
         size = binding.size or self.batch_size
         if self._binding is not None and not _same_company(self._binding, binding):
@@ -36,7 +49,7 @@ class Batcher:
         self.rows += binding.rows
         if not binding.streams:
             self.batches += 1
-            yield dict(binding.constants)
+            yield Batch(binding.constants, 1)
             return
         for piece in binding.pieces(size):
             shapes = {name: array.shape[1:] for name, array in piece.items()}
@@ -48,13 +61,13 @@ class Batcher:
             while self._pending >= size:
                 yield self._take(size, binding)
 
-    def flush(self) -> Iterator[dict[str, Array]]:
+    def flush(self) -> Iterator[Batch]:
         """The open batch, if the model takes it."""
         if self._pending and self._binding is not None and self._binding.size is None:
             yield self._take(self._pending, self._binding)
         self._pieces, self._pending = [], 0
 
-    def _take(self, size: int, binding: Binding) -> dict[str, Array]:
+    def _take(self, size: int, binding: Binding) -> Batch:
         pieces, self._pieces = self._pieces, []
         self._pending -= size
         self.batches += 1
@@ -66,7 +79,7 @@ class Batcher:
         if self._pending:
             self._pieces = [{name: array[size:] for name, array in batch.items()}]
             batch = {name: array[:size] for name, array in batch.items()}
-        return batch | binding.constants
+        return Batch(batch | binding.constants, size)
 
 
 def _same_company(one: Binding, other: Binding) -> bool:

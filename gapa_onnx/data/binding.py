@@ -4,6 +4,8 @@ The first axis of an array is the batch axis. An input belongs to the *batch* if
 is dynamic; in a model without any dynamic first dimension, the inputs of rank >= 2 that share the
 fixed one do. Every other input (a scalar, a sampling rate of shape (1,), a state of shape (2, N, 64))
 is *constant* when its array has exactly the input's shape, and goes along with every batch.
+
+Where that is not how a model takes its inputs, a bundle is bound as a whole (`bind_whole`).
 """
 
 from __future__ import annotations
@@ -71,6 +73,31 @@ def bind(bundle: Bundle, inputs: Sequence[InputSpec]) -> Binding:
             f"{bundle.where}: the inputs differ in rows: {counts}", "row i of every input is one sample"
         )
     return Binding(next(iter(rows.values()), 1), size, streams, constants)
+
+
+def bind_whole(bundle: Bundle, inputs: Sequence[InputSpec]) -> dict[str, Array]:
+    """The arrays of a bundle as the inputs take them all at once: no axis of theirs has to be that of the samples."""
+    whole = {}
+    for spec, stream in choose(bundle, inputs):
+        require_convertible(stream.dtype, spec, stream.where)
+        shape = _whole_shape(spec, stream)
+        whole[spec.name] = convert(stream.whole().reshape(shape), spec, stream.where)
+    return whole
+
+
+def _whole_shape(spec: InputSpec, stream: ArrayStream) -> tuple[int, ...]:
+    """The shape in which an input takes an array as a whole; a missing batch axis is put in front of it."""
+    if spec.shape is None:
+        return stream.shape
+    if spec.shape == () and stream.shape == (1,):
+        return ()
+    for shape in (stream.shape, (1, *stream.shape)):
+        if matches(shape, spec.shape):
+            return shape
+    raise UserError(
+        f"{stream.where} has shape {shape_name(stream.shape)}, but input '{spec.name}' takes {spec}",
+        _SHAPE_HINT,
+    )
 
 
 def _fixed_by_constants(

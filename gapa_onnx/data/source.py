@@ -11,6 +11,7 @@ Rows with NaN or infinities are passed on: whoever uses the data counts them.
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -19,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from gapa_onnx.arrays import Array
-from gapa_onnx.data.batching import Batcher
-from gapa_onnx.data.binding import bind
-from gapa_onnx.data.bundle import Reader, bundle_of
+from gapa_onnx.data.batching import Batch, Batcher
+from gapa_onnx.data.binding import bind, bind_whole
+from gapa_onnx.data.bundle import Bundle, Reader, bundle_of
 from gapa_onnx.data.folder import ACCEPTED, kind_of, open_files, open_folder
 from gapa_onnx.data.loader import (
     as_arrays,
@@ -39,14 +39,18 @@ _HINT = f"{ACCEPTED}; one .npy, .npz, .csv or .parquet; or loader.py:function"
 
 
 class DataSource:
-    """Data that fit a model, as batches.
+    """Data that fit a model, as batches of one size, or as they were given.
 
-    `description` says in a few words what was opened.
+    `description` says in a few words what was opened, `batch_size` how many rows the user wants a model to be run
+    on at a time. Which of the two ways a model takes is found by `sessions.feeding`.
     """
 
-    def __init__(self, reader: Reader, inputs: Sequence[InputSpec]):
+    def __init__(self, reader: Reader, inputs: Sequence[InputSpec], batch_size: int | None = None):
+        if batch_size is not None and batch_size < 1:
+            raise UserError(f"the batch size is {batch_size}", "give at least 1")
         self.description = reader.description
         self.inputs = tuple(inputs)
+        self.batch_size = batch_size
         self._reader = reader
 
     @cached_property
@@ -54,9 +58,28 @@ class DataSource:
         """The rows of the data, before a fixed batch size cuts off a remainder; None if not known."""
         if self._reader.count is not None:
             return self._reader.count()
-        return sum(bind(bundle, self.inputs).rows for bundle in self._reader.bundles())
+        try:
+            return sum(bind(bundle, self.inputs).rows for bundle in self._reader.bundles())
+        except UserError:  # only what the model answers tells the rows of batches that are bound as a whole
+            return None
 
-    def batches(self, batch_size: int = 256) -> Iterator[dict[str, Array]]:
+    def rows_given_at_once(self) -> int | None:
+        """The rows of the first of several batches in which the data were given; None where they came otherwise."""
+        first = list(itertools.islice(self._reader.bundles(), 2))
+        return bind(first[0], self.inputs).rows if len(first) == 2 else None
+
+    def as_given(self) -> Iterator[Batch]:
+        """What was given together, together: neither cut nor joined along any axis."""
+        empty = True
+        for bundle in self._reader.bundles():
+            whole = bind_whole(bundle, self.inputs)
+            if any(array.size for array in whole.values() if array.ndim):
+                empty = False
+                yield Batch(whole, rows=None, whole=True)
+        if empty:
+            raise self._empty()
+
+    def batches(self, batch_size: int = 256) -> Iterator[Batch]:
         """The rows, in order, from the first on each call; C-contiguous and of the inputs' types.
 
         Where the model fixes its batch size, that is the size, and a remainder is left out.
@@ -65,7 +88,7 @@ class DataSource:
             raise UserError(f"the batch size is {batch_size}", "give at least 1")
         return self._batches(batch_size)
 
-    def _batches(self, batch_size: int) -> Iterator[dict[str, Array]]:
+    def _batches(self, batch_size: int) -> Iterator[Batch]:
         batcher = Batcher(batch_size)
         size = None
         for bundle in self._reader.bundles():
@@ -86,18 +109,36 @@ class DataSource:
         """Refuse data of which not even the first rows fit, before any work is spent on them."""
         if not self._reader.eager:
             return
-        if not any(bind(bundle, self.inputs).rows for bundle in self._reader.bundles()):
+        if not any(map(self._has_rows, self._reader.bundles())):
             raise self._empty()
+
+    def _has_rows(self, bundle: Bundle) -> bool:
+        """Whether a bundle holds something; UserError where it fits neither by rows nor as a whole."""
+        try:
+            return bind(bundle, self.inputs).rows > 0
+        except UserError as error:
+            try:
+                return bool(bind_whole(bundle, self.inputs))
+            except UserError:
+                raise error from None
 
     def _empty(self) -> UserError:
         return UserError(f"{self.description}: there are no rows in the data", "give at least one sample")
 
 
-def open_data(source: Any, inputs: Sequence[InputSpec], images: ImageOptions = ImageOptions()) -> DataSource:
-    """Open any of the forms above for a model with these inputs; `images` matters to images only."""
+def open_data(
+    source: Any,
+    inputs: Sequence[InputSpec],
+    images: ImageOptions = ImageOptions(),
+    batch_size: int | None = None,
+) -> DataSource:
+    """Open any of the forms above for a model with these inputs; `images` matters to images only.
+
+    `batch_size` is how many rows to run a model on at a time; None leaves that to their size in memory.
+    """
     if not inputs:
         raise UserError("the model has no inputs, so it takes no data", "give a model that takes data")
-    data = DataSource(_reader(source, inputs, images), inputs)
+    data = DataSource(_reader(source, inputs, images), inputs, batch_size)
     data.check()
     return data
 

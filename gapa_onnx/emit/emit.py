@@ -6,7 +6,7 @@ The model gets a record, which says how it was made and what its tensors mean; i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx
@@ -83,8 +83,18 @@ def _filled(template: Template, numbers: Numbers) -> onnx.GraphProto:
     for node in additions.node:
         for position, name in enumerate(node.input):
             node.input[position] = plain.get(name, name)
+    _leave_as_it_is(additions, template, [one for one in template.lengths if one not in numbers.lengths])
     prune(additions, {info.name for info in template.outputs})
     return additions
+
+
+def _leave_as_it_is(additions: onnx.GraphProto, template: Template, outputs: Collection[str]) -> None:
+    """Put out the scores of these outputs as they are, not levelled over lengths."""
+    plain = {template.roles[output]["score"]: template.lengths[output].score for output in outputs}
+    for node in additions.node:
+        if node.output[0] in plain:
+            name = node.output[0]
+            node.CopyFrom(onnx.helper.make_node("Identity", [plain[name]], [name], name=name))
 
 
 def _loosen_outputs(model: onnx.ModelProto, template: Template) -> None:
@@ -149,6 +159,7 @@ def _site_record(tensors: SiteTensors, fit: SiteFit) -> SiteRecord:
         output=fit.site.output,
         activation=fit.site.activation,
         layout=fit.site.layout.value,
+        axis=fit.site.axis,
         operator=tensors.share,
         share=tensors.share,
         rows=fit.rows,
@@ -166,6 +177,7 @@ def _site_record(tensors: SiteTensors, fit: SiteFit) -> SiteRecord:
         storage=fit.storage.format,
         storage_error=fit.storage_error,
         share_quantiles=fit.share_quantiles,
+        mask=fit.site.mask,
     )
 
 
@@ -187,4 +199,5 @@ def _head_record(
         operator=operators.get(roles["entropy"]) if classes else None,
         score=numbers.scores.get(head.output),
         noise=None if noise is None else NoiseRecord(noise.rows, noise.nll, noise.constant_nll),
+        mask=head.mask,
     )

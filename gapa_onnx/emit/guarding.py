@@ -79,7 +79,8 @@ class _Again:
         for node in needed:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
-            opaque = node.op_type == "Add" and self._opset >= 8  # Sum broadcasts from there on
+            # Sum broadcasts from opset 8 on, and never takes whole numbers, such as those of shapes.
+            opaque = node.op_type == "Add" and self._opset >= 8 and self._is_float(node.output[0])
             copy.op_type = OPAQUE_ADD if opaque else node.op_type
             for position, read in enumerate(node.input):
                 copy.input[position] = self._renamed.get(read) or (read if opaque else self._tap(read))

@@ -27,6 +27,9 @@ class Numbers:
 
     fits: tuple[SiteFit, ...] = field(repr=False)  #: with the τ and A of the file
     scores: Mapping[str, ScoreRecord] = field(default_factory=dict, repr=False)  #: by output
+    lengths: Mapping[str, Array] = field(
+        default_factory=dict, repr=False
+    )  #: by output: the table of its score
     noise: Mapping[str, NoiseHead] = field(default_factory=dict, repr=False)  #: by output
     remarks: Mapping[str, str] = field(default_factory=dict)  #: by output: what could not be found, and why
 
@@ -50,6 +53,7 @@ def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
     for output, name in template.thresholds.items():
         if output in numbers.scores:
             tensors[name] = np.asarray(numbers.scores[output].threshold)
+    tensors |= {template.lengths[output].table: table for output, table in numbers.lengths.items()}
     for output, names in template.noise.items():
         tensors |= numbers.noise[output].tensors(names)
     return tensors

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -21,19 +22,24 @@ import onnx
 from gapa_onnx.emit.guarding import protect
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
+from gapa_onnx.model.constants import has_subgraph
+from gapa_onnx.model.load import SourceModel
 from gapa_onnx.op.classes import classes_body
 from gapa_onnx.op.contract import CLASSES, DOMAIN, SCHEMAS
 from gapa_onnx.op.function import body
 from gapa_onnx.op.storage import emit_points
 from gapa_onnx.plan.analyse import Plan
+from gapa_onnx.plan.heads.lengths import LengthTensors
 from gapa_onnx.plan.heads.noise import NoiseTensors
 from gapa_onnx.plan.outputs import Answer, answer, declare, with_noise
 from gapa_onnx.plan.tasks import Head
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import RefusedNode, propagate
-from gapa_onnx.variance.sites import Layout, Site, arrange, restore
+from gapa_onnx.variance.sites import Layout, Site, arrange, restore, valid_for_mean
 from gapa_onnx.variance.values import Scaled
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,8 @@ class Template:
     sites: tuple[SiteTensors, ...]  #: those that are in the graph, in its order
     roles: Mapping[str, Mapping[str, str]]  #: output -> role -> the output that plays it
     spreads: Mapping[str, str]  #: output with a score -> its mean variance; not part of the file
+    scores: Mapping[str, str]  #: output with a score -> the score before it is levelled; not part of the file
+    lengths: Mapping[str, LengthTensors]  #: output whose score is levelled over lengths -> parameters
     thresholds: Mapping[str, str]  #: output with a score -> parameter
     noise: Mapping[str, NoiseTensors]  #: output with targets -> parameters
     cuts: tuple[RefusedNode, ...]  #: nodes behind which outputs count as certain
@@ -76,7 +84,8 @@ def rewrite(
 
     def birth(graph: VarianceGraph, site: Site) -> Value:
         query = graph.tensor(site.query, tensors[site.query].dtype or np.float32)
-        own[site.output], at_sites[site.output] = own_variance(graph, fits[site.output], query)
+        value, at_sites[site.output] = own_variance(graph, source, fits[site.output], query)
+        own[site.output] = _shaped_like(graph, source, site, query, value)
         return own[site.output]
 
     result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
@@ -96,8 +105,9 @@ def rewrite(
         wanted += named.values()
         infos += (declare(output, head, role, value) for role, value in named.items())
         roles[output.name] = {role: value.name for role, value in named.items()}
-    spreads = {output: found.spread for output, found in answers.items() if found.spread is not None}
-    additions = graph.to_proto([*wanted, *spreads.values()])
+    spreads = _present({output: found.spread for output, found in answers.items()})
+    scores = _present({output: found.score for output, found in answers.items()})
+    additions = graph.to_proto([*wanted, *spreads.values(), *scores.values()])
     protect(source, additions)
     return Template(
         plan=plan,
@@ -107,10 +117,17 @@ def rewrite(
         sites=_within(additions, at_sites.values()),
         roles=roles,
         spreads={output: spread.name for output, spread in spreads.items()},
-        thresholds={output: found.threshold for output, found in answers.items() if found.threshold},
-        noise={output: found.noise for output, found in answers.items() if found.noise},
+        scores={output: score.name for output, score in scores.items()},
+        lengths=_present({output: found.lengths for output, found in answers.items()}),
+        thresholds=_present({output: found.threshold for output, found in answers.items()}),
+        noise=_present({output: found.noise for output, found in answers.items()}),
         cuts=result.refused,
     )
+
+
+def _present(found: Mapping[str, T | None]) -> dict[str, T]:
+    """What there is, by output."""
+    return {output: one for output, one in found.items() if one is not None}
 
 
 def _outputs_with_heads(plan: Plan) -> Iterator[tuple[onnx.ValueInfoProto, Head]]:
@@ -154,7 +171,24 @@ def _functions(
         yield classes_body(opset)
 
 
-def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> tuple[Value, SiteTensors]:
+def _shaped_like(graph: VarianceGraph, source: SourceModel, site: Site, query: Value, own: Value) -> Value:
+    """A site's own variance, of whose shape onnxruntime knows no more than of the mean's.
+
+    The amplitude has the width of the calibration data. Where the model leaves it open and has branches, what
+    onnxruntime concludes from it may contradict a branch that such data never take, and the file does not load.
+    """
+    shape = source.tensors[site.query].shape
+    if shape is not None and all(isinstance(size, int) for size in shape[1:]):
+        return own
+    if not any(has_subgraph(node) for node in source.graph.nodes):
+        return own
+    with graph.scope(site.prefix):
+        return graph.rename(graph.reshape(own, graph.shape(query)), f"{site.prefix}/own_var")
+
+
+def own_variance(
+    graph: VarianceGraph, source: SourceModel, fit: SiteFit, tensor: Value
+) -> tuple[Value, SiteTensors]:
     """amplitude · s / (s + half-way) at one site, in the shape of the site's tensor; both numbers are left open."""
     site, prefix = fit.site, fit.site.prefix
     schema = SCHEMAS[fit.index.kind]
@@ -165,7 +199,7 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> tuple[Val
         **fit.index.tensors,
     }
     with graph.scope(prefix):
-        query = arrange(graph, site, tensor)
+        query = arrange(graph, site, tensor, valid_for_mean(graph, source, site))
         if fit.whitening is not None:
             centre, directions = fit.whitening
             query = query - graph.constant(centre, f"{prefix}/centre")
@@ -184,9 +218,10 @@ def own_variance(graph: VarianceGraph, fit: SiteFit, tensor: Value) -> tuple[Val
         levelled = graph.emit("Div", share, share + half_way, names=[f"{prefix}/levelled"])
         scale = restore(graph, site, levelled)
         if site.layout is Layout.POOLED:
-            scale = graph.expand(scale, like=graph.slice(tensor, 1, 0, 1))  # one number for all positions
-        axis = 1 if site.layout in (Layout.POSITIONS, Layout.POOLED) else -1
-        own = Scaled(scale, amplitude, axis, f"{prefix}/own_var")
+            scale = graph.expand(
+                scale, like=graph.slice(tensor, site.axis, 0, 1)
+            )  # one number for all positions
+        own = Scaled(scale, amplitude, -1 if site.is_last else site.axis, f"{prefix}/own_var")
         # A flat map has features on several axes.
         value = own.tensor if site.layout is Layout.FLAT and (site.rank or 0) > 2 else own
     return value, SiteTensors(

@@ -32,6 +32,7 @@ from gapa_onnx.op.neighbourhoods import choose
 from gapa_onnx.op.storage import Storage, fit_storage
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.progress import Progress, silent
+from gapa_onnx.sessions.feeding import Feeding
 from gapa_onnx.settings import Settings
 from gapa_onnx.threads import one_thread
 from gapa_onnx.variance.sites import Layout, Site
@@ -104,7 +105,7 @@ class Calibration:
 
     fits: tuple[SiteFit, ...]
     rows: int  #: batch rows read
-    batch_rows: int  #: rows that were fed at a time
+    fed: Feeding = field(repr=False)  #: how the model takes the data
     dropped: int  #: query rows left out for a NaN or an infinity, at the site where they were most
     description: str
     reader: QueryReader = field(repr=False)  #: for rows that are looked at again
@@ -134,7 +135,7 @@ def fit(collected: Collected, settings: Settings, progress: Progress = silent) -
     progress("fitting", 1.0)
     dropped = max(collector.dropped for collector in collected.collectors)
     return Calibration(
-        tuple(fits), collected.rows, collected.batch_rows, dropped, collected.description, collected.reader
+        tuple(fits), collected.rows, collected.fed, dropped, collected.description, collected.reader
     )
 
 
@@ -287,8 +288,7 @@ def _prior_var(collector: Collector) -> Array:
     moments = collector.channel_moments if site.layout is Layout.POOLED else collector.moments
     var = np.maximum(moments.std, SMALLEST_STD).astype(np.float32) ** 2
     if site.layout in (Layout.POSITIONS, Layout.POOLED):
-        assert site.rank is not None  # these layouts are for maps, whose rank is known
-        return var.reshape(-1, *[1] * (site.rank - 2))
+        return var.reshape(-1, *[1] * (site.axes - 1 - site.axis))
     if site.layout is Layout.FLAT:
         return var.reshape(collector.map_shape)
     return var

@@ -6,14 +6,14 @@ Memory is bounded whatever the size of the data: moments are running sums, rows 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
 from onnxruntime import InferenceSession
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data import DataSource
+from gapa_onnx.data import Batch, DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import statistics
 from gapa_onnx.model.load import SourceModel
@@ -21,16 +21,16 @@ from gapa_onnx.model.splice import splice
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.tasks import Task
 from gapa_onnx.progress import Progress, silent
-from gapa_onnx.sessions.inference import row_count
-from gapa_onnx.sessions.runtime import first_line, open_session
+from gapa_onnx.sessions.feeding import TENSORS_PER_OUTPUT, Feeding, feeding
+from gapa_onnx.sessions.inference import row_count, run_batch
+from gapa_onnx.sessions.runtime import open_session
 from gapa_onnx.settings import Settings
+from gapa_onnx.variance.masks import tensor_of, valid_positions, valid_queries
 from gapa_onnx.variance.qdq import reading_graph
-from gapa_onnx.variance.sites import Layout, Site, arrange
+from gapa_onnx.variance.sites import Layout, Site, arrange, valid_for_mean
 
 SAMPLE_BYTES = 256 << 20  # rows kept for choosing inducing points, all sites together
 INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
-MOST_BATCH_ROWS = 256
-BATCH_NUMBERS = 1 << 20  # input numbers per batch: 256 rows of 64 x 64 pixels
 HELD_OUT_ROWS = 2000  # rows for leave-one-out shares and for the recall of an index
 
 
@@ -42,7 +42,7 @@ class Collected:
     inputs: InputSample | None = field(repr=False)
     classes: bool  #: whether some output is a choice of classes
     rows: int  #: batch rows read
-    batch_rows: int  #: rows that were fed at a time
+    fed: Feeding = field(repr=False)  #: how the model takes the data
     description: str
     reader: QueryReader = field(repr=False)  #: for rows that are looked at again
 
@@ -52,28 +52,31 @@ def collect(plan: Plan, data: DataSource, settings: Settings, progress: Progress
     collectors = tuple(Collector(site, settings, len(plan.sites)) for site in plan.sites)
     inputs = InputSample(settings.seed) if settings.length_scale == "input" else None
     reader = _query_reader(plan.source, plan.sites)
-    rows, batch_rows = _stream(reader, data, collectors, inputs, progress)
+    rows, fed = _stream(
+        reader, feeding(reader.session, data, TENSORS_PER_OUTPUT), collectors, inputs, progress
+    )
     classes = any(head.task not in (Task.REGRESSION, Task.NONE) for head in plan.heads)
-    return Collected(collectors, inputs, classes, rows, batch_rows, data.description, reader)
+    return Collected(collectors, inputs, classes, rows, fed, data.description, reader)
 
 
 def _stream(
     reader: QueryReader,
-    data: DataSource,
+    fed: Feeding,
     collectors: Sequence[Collector],
     inputs: InputSample | None,
     progress: Progress,
-) -> tuple[int, int]:
-    rows, batch_rows = 0, _batch_rows(reader.session, data)
-    for batch in data.batches(batch_rows):
-        answers = reader.read(batch)
-        rows += row_count(batch)
+) -> tuple[int, Feeding]:
+    counts: list[int] = []
+    for batch in fed.batches():
+        answers, count = reader.read(batch)
+        counts.append(count)
         for query, collector in zip(reader.names, collectors):
-            collector.add(answers[query], answers.get(collector.site.query))
+            valid = reader.valid(collector.site, batch, answers)
+            collector.add(answers[query], answers.get(collector.site.query), valid)
         if inputs is not None:
             inputs.add(batch)
-        progress("reading calibration data", rows / data.rows if data.rows else 0.0)
-    return rows, batch_rows
+        progress("reading calibration data", sum(counts) / fed.rows if fed.rows else 0.0)
+    return sum(counts), replace(fed, counted=tuple(counts))
 
 
 @dataclass(frozen=True)
@@ -83,36 +86,29 @@ class QueryReader:
     session: InferenceSession = field(repr=False)
     names: tuple[str, ...]  #: the queries of each site
     maps: tuple[str, ...]  #: what pooled and flattened queries are made of
+    masks: tuple[str, ...] = ()  #: tensors that tell padding, but for those that are fed
 
-    def read(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Queries and maps of a batch, by name."""
-        wanted = [*self.names, *self.maps]
-        try:
-            return dict(zip(wanted, self.session.run(wanted, batch)))
-        except Exception as error:  # onnxruntime has no common base class for its errors
-            raise UserError(
-                f"the model failed on the calibration data: {first_line(error)}",
-                "check the shape and range of the data",
-            ) from error
+    def read(self, batch: Batch) -> tuple[dict[str, np.ndarray], int]:
+        """Queries, maps and masks of a batch, by name, and its rows, which the model's answers may have to tell."""
+        wanted = [*self.names, *self.maps, *self.masks]
+        told = [] if batch.rows is not None else [value.name for value in self.session.get_outputs()[:1]]
+        found = self._run([*told, *wanted], batch)
+        return dict(zip(wanted, found[len(told) :])), row_count(batch, found[: len(told)])
+
+    def valid(self, site: Site, batch: dict[str, Array], answers: dict[str, Array]) -> Array | None:
+        """Which positions (N, T) of a batch that was read are no padding at a site; None where it has no mask."""
+        if site.mask is None:
+            return None
+        tensor = tensor_of(site.mask)
+        return valid_positions(site.mask, batch[tensor] if tensor in batch else answers[tensor])
 
     def queries(self, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
         """The queries (…, d) of each site for a batch that has been read before."""
-        return list(self.session.run(list(self.names), batch))
+        return self._run(self.names, batch)
 
-
-def _batch_rows(session: InferenceSession, data: DataSource) -> int:
-    """Rows to feed at a time, by the size of the first row: memory is bounded by a batch, not by the data.
-
-    Some models declare a free batch axis and yet take one row only; they are found out here.
-    """
-    first = next(iter(data.batches(1)))
-    rows = max(1, min(MOST_BATCH_ROWS, BATCH_NUMBERS // max(1, sum(array.size for array in first.values()))))
-    if rows > 1:
-        try:
-            session.run(None, next(iter(data.batches(2))))
-        except Exception:  # the pass itself says what is wrong, if one row fails as well
-            return 1
-    return rows
+    def _run(self, wanted: Sequence[str], batch: dict[str, np.ndarray]) -> list[np.ndarray]:
+        failed = "the model failed on the calibration data"
+        return run_batch(self.session, wanted, batch, failed, "check the shape and range of the data")
 
 
 def _query_reader(source: SourceModel, sites: Sequence[Site]) -> QueryReader:
@@ -123,14 +119,23 @@ def _query_reader(source: SourceModel, sites: Sequence[Site]) -> QueryReader:
     for site in sites:
         with graph.scope(f"{site.prefix}/query"):
             tensor = graph.tensor(site.query, np.dtype(tensors[site.query].dtype or np.float32))
-            queries.append(graph.emit("Identity", arrange(graph, site, tensor)))
+            made = arrange(graph, site, tensor, valid_for_mean(graph, source, site))
+            queries.append(graph.emit("Identity", made))
     maps = list(dict.fromkeys(site.query for site in sites if site.layout in (Layout.POOLED, Layout.FLAT)))
+    masks = _computed_masks(source, sites)
     names = [query.name for query in queries]
     existing = {value.name for value in source.proto.graph.output}
-    new = [name for name in dict.fromkeys([*names, *maps]) if name not in existing]
+    new = [name for name in dict.fromkeys([*names, *maps, *masks]) if name not in existing]
     outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in new]
     session = open_session(splice(source.proto, graph.to_proto(queries), outputs), source.label)
-    return QueryReader(session, tuple(names), tuple(maps))
+    return QueryReader(session, tuple(names), tuple(maps), tuple(masks))
+
+
+def _computed_masks(source: SourceModel, sites: Sequence[Site]) -> list[str]:
+    """The tensors of masks that are not fed."""
+    fed = {spec.name for spec in source.inputs}
+    named = (tensor_of(site.mask) for site in sites if site.mask is not None)
+    return [name for name in dict.fromkeys(named) if name not in fed]
 
 
 class Collector:
@@ -148,7 +153,8 @@ class Collector:
         """The rows that came and were finite."""
         return self.sample.seen if self.sample else 0
 
-    def add(self, query: Array, feature_map: Array | None) -> None:
+    def add(self, query: Array, feature_map: Array | None, valid: Array | None = None) -> None:
+        """Take in the queries (…, d) of a batch; where positions are padding, `valid` (N, T) is false."""
         rows = query.reshape(-1, query.shape[-1]) if query.ndim else query.reshape(1, 1)  # (n, d)
         sample = self.sample or self._begin(rows.shape[1])
         if rows.shape[1] != self.width:
@@ -156,6 +162,7 @@ class Collector:
                 f"site {self.site.name!r} is {self.width} wide on some calibration data and {rows.shape[1]} on others",
                 "use data of one size, or another site or layout",
             )
+        rows = _unpadded(rows, query, valid)
         finite = statistics.finite_rows(rows)
         self.dropped += int(len(rows) - finite.sum())
         rows = rows[finite]
@@ -164,7 +171,9 @@ class Collector:
         if feature_map is not None:
             self.map_shape = feature_map.shape[1:]
         if self.site.layout is Layout.POOLED and feature_map is not None:
-            channels = np.moveaxis(feature_map, 1, -1).reshape(-1, feature_map.shape[1]).astype(np.float32)
+            positions = np.moveaxis(feature_map, self.site.axis, -1)
+            channels = positions.reshape(-1, self.width).astype(np.float32)
+            channels = _unpadded(channels, positions, valid)
             self.channel_moments.add(channels[statistics.finite_rows(channels)])
 
     def _begin(self, width: int) -> statistics.RowSample:
@@ -183,6 +192,12 @@ class Collector:
         if settings.inducing != "all":
             capacity = min(capacity, max(256 * settings.most_points, 2 * HELD_OUT_ROWS))
         return capacity
+
+
+def _unpadded(rows: Array, queries: Array, valid: Array | None) -> Array:
+    """The rows (n, d) of queries (…, d) that are no padding."""
+    kept = valid_queries(valid, queries)
+    return rows if kept is None else rows[kept]
 
 
 class InputSample:
@@ -207,4 +222,10 @@ class InputSample:
         if self.sample is None:
             capacity = max(2, INPUT_SAMPLE_BYTES // (4 * rows.shape[1]))
             self.sample = statistics.RowSample(min(capacity, 20_000), rows.shape[1], self.seed)
+            self.width = rows.shape[1]
+        if rows.shape[1] != self.width:
+            raise UserError(
+                f"rows of the calibration data hold {self.width} and {rows.shape[1]} numbers, so they have no distance",
+                "use data of one size, or leave `length_scale` at `site`",
+            )
         self.sample.add(rows[statistics.finite_rows(rows)])

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
-from onnxruntime import set_seed
+from onnxruntime import GraphOptimizationLevel, InferenceSession, set_seed
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.op import reference
@@ -20,6 +21,7 @@ from gapa_onnx.op.storage import read_points
 from gapa_onnx.plan.heads import reference as heads_reference
 from gapa_onnx.plan.heads.points import Points
 from gapa_onnx.record import Record, damaged
+from gapa_onnx.sessions.inference import run_as_is
 from gapa_onnx.sessions.runtime import library_path, open_session, register, session_options
 
 SHARE_TOLERANCE = (
@@ -27,6 +29,12 @@ SHARE_TOLERANCE = (
 )
 SMALLEST_SHARE = 1e-6
 ROUNDING = 2.0**-24  # of single precision
+LEVELS = {
+    "none": GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": GraphOptimizationLevel.ORT_ENABLE_ALL,
+}  #: of onnxruntime, by what we call them
 HEAD_ROWS = 4096  # at most, to check a head's operator on: pixels are many
 
 Batch = dict[str, Array]
@@ -43,16 +51,45 @@ class Check:
 
 
 def run(
-    model: onnx.ModelProto, batches: Sequence[Batch], *, optimise: bool, native: bool = True
+    model: onnx.ModelProto,
+    batches: Sequence[Batch],
+    *,
+    level: str,
+    native: bool = True,
+    label: str = "the model",
 ) -> list[Batch]:
-    """All outputs of a model for each batch, by name."""
-    options = session_options(optimise=optimise)
+    """All outputs of a model for each batch, by name, at one of the optimisation levels."""
+    session = opened(model, level=level, native=native, label=label)
+    return [answer(session, batch) for batch in batches]
+
+
+def opened(
+    model: onnx.ModelProto, *, level: str, native: bool = True, label: str = "the model"
+) -> InferenceSession:
+    """A session at one of the optimisation levels, with our library or without."""
+    options = session_options()
+    options.graph_optimization_level = LEVELS[level]
     if native:
         register(options)
     set_seed(0)  # for models with random operators: the same draws before and after
-    session = open_session(model, "the model", options)
+    return open_session(model, label, options)
+
+
+def answer(session: InferenceSession, batch: Batch) -> Batch:
+    """All outputs for one batch, by name."""
     names = [output.name for output in session.get_outputs()]
-    return [dict(zip(names, session.run(names, batch))) for batch in batches]
+    return dict(zip(names, run_as_is(session, names, batch)))
+
+
+def bit_equal(a: Any, b: Any) -> bool:
+    """The same type, shape and bytes; NaNs count as equal to themselves. Also for lists and dicts."""
+    if isinstance(a, np.ndarray):
+        if not isinstance(b, np.ndarray) or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return bool(a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes())
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(bit_equal, a, b))
+    return bool(a == b)
 
 
 @dataclass(frozen=True)
@@ -313,7 +350,7 @@ def _portable(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], fed: dict
     whole = onnx.helper.make_model(
         graph, opset_imports=model.opset_import, functions=model.functions, ir_version=model.ir_version
     )
-    return run(whole, [batch], optimise=False, native=False)[0]
+    return run(whole, [batch], level="none", native=False)[0]
 
 
 def _rows(answers: Sequence[Batch], name: str, axis: int = -1) -> Array:

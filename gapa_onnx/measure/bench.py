@@ -37,13 +37,16 @@ import numpy as np
 import onnx
 
 from gapa_onnx.arrays import Array
+from gapa_onnx.data import Batch as FedBatch
 from gapa_onnx.data import ImageOptions, InputSpec, open_data
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure import profiling
 from gapa_onnx.model.load import SourceModel, load, read_proto
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import require
+from gapa_onnx.sessions.feeding import feeding
 from gapa_onnx.sessions.inference import row_count, run_batch
+from gapa_onnx.sessions.runtime import open_session
 
 TOLERATED = 0.03  # by which the source may differ from itself
 ATTEMPTS = 3
@@ -141,7 +144,7 @@ def measure(
 
     Parameters
     ----------
-    batch: rows per run.
+    batch: rows per run, unless the model takes `data` only in the batches in which they are given.
     threads: that onnxruntime may use.
     data: what to feed: anything that `convert` takes. The first rows, repeated to fill the batch; None makes
         inputs up: normal numbers, zeros where whole numbers are wanted.
@@ -163,7 +166,7 @@ def measure(
         original.given,
         emitted,
         feeds,
-        batch=batch,
+        batch=None if isinstance(feeds, FedBatch) else batch,
         threads=threads,
         rounds=rounds,
         parts=parts,
@@ -198,12 +201,19 @@ def measure_on(
     name = "cpu" if threads == 1 and _fine(time.get_clock_info("thread_time")) else "wall"
     clock = clock or {"cpu": time.thread_time, "wall": time.perf_counter}[name]
     found = compare(openings(), clock, rounds=rounds, progress=progress)
-    batch = batch or row_count(feeds)
+    batch = batch or _rows(source, feeds)
     if not found.sound:
         return Refusal(batch, threads, found)
     progress("profiling", 0.0)
     split = profiling.split(source, converted, feeds, threads) if parts else {}
     return Measurement(batch, threads, found, name, split)
+
+
+def _rows(source: onnx.ModelProto, feeds: Batch) -> int:
+    """The rows of a batch, which of one as given the source's answers tell."""
+    if not isinstance(feeds, FedBatch) or feeds.rows is not None:
+        return row_count(feeds)
+    return row_count(feeds, run_batch(open_session(source, "the source"), None, feeds))
 
 
 def fixed_batch(inputs: Sequence[InputSpec]) -> int | None:
@@ -263,11 +273,14 @@ def _values(generator: np.random.Generator, dtype: np.dtype, shape: Sequence[int
 
 
 def first_rows(data: Any, source: SourceModel, rows: int, images: ImageOptions) -> dict[str, Array]:
-    """The first rows of the data, over and over until the batch is full."""
+    """The first rows of the data, over and over until the batch is full; a whole batch where the model wants it as given."""
+    if isinstance(data, FedBatch) and data.whole:
+        return data
     _require_batch(source.inputs, rows)
-    found = next(iter(open_data(data, source.inputs, images).batches(rows)), None)
-    if found is None:
-        raise UserError("the data hold no rows", "check what `data` points to")
+    opened = open_session(source.given, source.label)
+    found = next(feeding(opened, open_data(data, source.inputs, images, rows)).batches())
+    if found.whole:
+        return found
     given = row_count(found)
     batched = {
         spec.name for spec in source.inputs if spec.shape is None or not isinstance((*spec.shape, 0)[0], int)

@@ -24,6 +24,7 @@ from gapa_onnx.measure.bench import Refusal, measure
 from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
 from gapa_onnx.progress import Progress
 from gapa_onnx.record import BudgetRecord, TrialRecord
+from gapa_onnx.sessions.inference import row_count
 from gapa_onnx.settings import CACHED_INDEXES, LEAST_POINTS, Settings
 
 POINTS = (4000, 2500, 1500, 1000, 500, 250, 125, 64)
@@ -64,8 +65,8 @@ def within_budget(
         template = rewrite(tried, calibration, candidate)
         model = emit(template, Numbers(calibration.fits), calibration, candidate)
         progress("measuring the cost", 0.0)
-        batch = min(LARGEST_BATCH, calibration.batch_rows)
-        found = measure(plan.source, model, batch=batch, data=next(data.batches(batch)), parts=False)
+        batch = next(calibration.fed.batches(LARGEST_BATCH))
+        found = measure(plan.source, model, batch=row_count(batch), data=batch, parts=False)
         if isinstance(found, Refusal):
             raise UserError(f"the budget cannot be kept: {found.reason}", found.hint)
         trials.append(_trial(candidate, calibration, found.ratio, found.control))

@@ -3,22 +3,26 @@
 1. the source outputs are the same, bit for bit, with and without graph optimisation;
 2. every variance is finite and not negative, and so is what the tasks make of it; where the bridge is
    shared, the most probable class is the source's;
-3. at every site, and where a head splits uncertainty, the native kernel, the portable function and the
+3. what varies has a variance (`coverage`);
+4. without our library, and at every optimisation level, the file runs and answers the same (`strangers`);
+5. at every site, and where a head splits uncertainty, the native kernel, the portable function and the
    float64 reference agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.measure.agreement import Batch, Check, Operators, run
+from gapa_onnx.measure import strangers
+from gapa_onnx.measure.agreement import Batch, Check, Operators, bit_equal, run
+from gapa_onnx.measure.coverage import coverage
 from gapa_onnx.model.protos import duplicate
 from gapa_onnx.record import HeadRecord, Record, require, require_outputs, require_thresholds
+from gapa_onnx.sessions.inference import as_array
 
 __all__ = ["Check", "bit_equal", "verify"]
 
@@ -26,8 +30,17 @@ HEAD_ROLES = ("probs", "entropy", "aleatoric", "epistemic")
 PROBS_TOLERANCE = 1e-3  # of their sum over thousands of classes, in half precision or better
 
 
-def verify(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Iterable[Batch]) -> list[Check]:
-    """Check a converted model against its source on some batches of inputs."""
+def verify(
+    source: onnx.ModelProto,
+    converted: onnx.ModelProto,
+    batches: Iterable[Batch],
+    *,
+    allow_uncovered: bool = False,
+) -> list[Check]:
+    """Check a converted model against its source on some batches of inputs.
+
+    `allow_uncovered` lets pass what varies and has no variance; it is told all the same.
+    """
     record = require(converted, "the second file")
     batches = list(batches)
     names = [output.name for output in source.graph.output]
@@ -35,14 +48,21 @@ def verify(source: onnx.ModelProto, converted: onnx.ModelProto, batches: Iterabl
         return [Check("source outputs come first, in order", False, f"expected {', '.join(names)}")]
     _require_described(record, converted)
     operators = Operators(converted, record)
-    native = run(_exposing(converted, operators.tensors), batches, optimise=False)
-    optimised = run(converted, batches, optimise=True)
+    exposed = _exposing(converted, operators.tensors)
+    asked = strangers.questions(source, batches)
+    first, both = len(asked.batches), [*asked.batches, *batches]
+    before = {level: run(source, both, level=level) for level in ("none", "all")}
+    native = run(exposed, both, level="none")
+    optimised = run(converted, both, level="all")
+    asked = asked.answered(**{level: answers[:first] for level, answers in before.items()})
     return [
-        _same_outputs(names, run(source, batches, optimise=False), native, "none"),
-        _same_outputs(names, run(source, batches, optimise=True), optimised, "all"),
+        _same_outputs(names, before["none"], native, "none"),
+        _same_outputs(names, before["all"], optimised, "all"),
         _sound_variances({output: head.outputs["var"] for output, head in record.heads.items()}, optimised),
         *_sound_heads(record.heads, optimised),
-        *operators.checks(native),
+        coverage(source, record, batches, optimised[first:], allowed=allow_uncovered),
+        *strangers.checks(record, converted, exposed, asked, native[:first]),
+        *operators.checks(native[first:]),
     ]
 
 
@@ -71,17 +91,6 @@ def _same_outputs(names: Sequence[str], before: Sequence[Batch], after: Sequence
     return Check(f"source outputs bit-equal, optimisation {level}", not different, detail)
 
 
-def bit_equal(a: Any, b: Any) -> bool:
-    """The same type, shape and bytes; NaNs count as equal to themselves. Also for lists and dicts."""
-    if isinstance(a, np.ndarray):
-        if not isinstance(b, np.ndarray) or a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        return bool(a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes())
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(bit_equal, a, b))
-    return bool(a == b)
-
-
 def _sound_variances(variances: dict[str, str], answers: Sequence[Batch]) -> Check:
     faults = set()
     for answer in answers:
@@ -107,7 +116,11 @@ def _sound_heads(heads: Mapping[str, HeadRecord], answers: Sequence[Batch]) -> l
         if "probs" not in roles:
             continue
         axis = head.axis if head.axis is not None else -1  # classes have one
-        faults = {fault for answer in answers for fault in _head_faults(head, axis, answer[output], answer)}
+        faults = {
+            fault
+            for answer in answers
+            for fault in _head_faults(head, axis, as_array(answer[output]), answer)
+        }
         kept = "" if head.bridge != "shared" else "; the most probable class is the source's"
         detail = "; ".join(sorted(faults)) or f"{', '.join(roles[role] for role in HEAD_ROLES)}{kept}"
         checks.append(Check(f"{output}: {head.task} head", not faults, detail))

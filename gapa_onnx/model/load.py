@@ -22,6 +22,7 @@ from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.collector import collector_paused
 from gapa_onnx.model.constants import constant_names
+from gapa_onnx.model.order import in_order
 from gapa_onnx.model.protos import sha256
 from gapa_onnx.model.shapes import infer_shapes
 from gapa_onnx.record import METADATA_KEY
@@ -42,7 +43,9 @@ class SourceModel:
     """
 
     given: onnx.ModelProto = field(repr=False)  #: as it came; what the converted file is held against
-    proto: onnx.ModelProto = field(repr=False)  #: with the model's own functions inlined, else the same
+    proto: onnx.ModelProto = field(
+        repr=False
+    )  #: its nodes in order, its own functions inlined, else the same
     graph: gs.Graph = field(repr=False)  #: read only; types and shapes inferred
     opset: int  #: of the default domain
     sha256: str
@@ -100,7 +103,7 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto) -> SourceModel:
             f"{_name(path)} uses opset {opset}; opsets {OLDEST_OPSET} and newer are supported",
             "raise it with onnx.version_converter.convert_version(model, 13)",
         )
-    proto = _inline(given, path)
+    proto = _inline(in_order(given, _name(path)), path)
     if opset is None:
         proto, opset = _with_default_domain(proto), OPSET_WHERE_NONE
     inferred = infer_shapes(proto)

@@ -55,7 +55,7 @@ def extract(
     for node in reversed(model.graph.node):
         if any(name in needed and name not in known for name in node.output):
             nodes.append(node)
-            needed.update(_reads(node))
+            needed.update(reads(node))
     weights = needed - known
     part = duplicate(model, lambda weight: weight if weight.name in weights else None)
     graph = part.graph
@@ -76,7 +76,7 @@ def prune(graph: onnx.GraphProto, wanted: Iterable[str]) -> None:
     for node in reversed(graph.node):
         if not needed.isdisjoint(node.output):
             nodes.append(node)
-            needed.update(name for name in _reads(node) if name)
+            needed.update(name for name in reads(node) if name)
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(nodes)]
     initializers = [tensor for tensor in graph.initializer if tensor.name in needed]
     if len(kept) < len(graph.node):
@@ -94,7 +94,7 @@ def _interleave(graph: onnx.GraphProto, additions: onnx.GraphProto) -> None:
     for position, node in enumerate(graph.node, start=1):
         place.update((name, position) for name in node.output)
     for node in additions.node:
-        position = max((place.get(name, 0) for name in _reads(node)), default=0)
+        position = max((place.get(name, 0) for name in reads(node)), default=0)
         place.update((name, position) for name in node.output)
         behind[position].append(node)
     source = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
@@ -105,13 +105,14 @@ def _interleave(graph: onnx.GraphProto, additions: onnx.GraphProto) -> None:
         graph.node.extend(followers)
 
 
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Names that a node reads, also those inside its bodies."""
     yield from node.input
     for attribute in node.attribute:
         for body in (attribute.g, *attribute.graphs):
             yield from (output.name for output in body.output)
             for inner in body.node:
-                yield from _reads(inner)
+                yield from reads(inner)
 
 
 def _raise_ir_version(model: onnx.ModelProto) -> None:

@@ -14,6 +14,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.model.dtypes import is_float, is_quantised
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.layers import Network
+from gapa_onnx.plan.masks import find_masks, head_with_mask, with_mask
 from gapa_onnx.plan.outputs import rehearse
 from gapa_onnx.plan.placement import find_sites
 from gapa_onnx.plan.tasks import Head, Task, find_heads
@@ -54,7 +55,8 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
     """Choose the sites and rehearse the propagation with stand-ins for their variances."""
     settings = settings or Settings()
     cut, options = settings.cut, Options(attention=settings.attention)
-    chosen = find_sites(source, settings.sites)
+    masks = find_masks(source, settings.mask)
+    chosen = tuple(with_mask(source, site, masks) for site in find_sites(source, settings.sites))
     rehearsal = propagate(
         source,
         chosen,
@@ -73,7 +75,9 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
         outputs=outputs,
         certain_outputs=tuple(name for name in floats if name not in rehearsal.variances),
         refused=rehearsal.refused,
-        heads=tuple(_heads(source, outputs, rehearsal, settings)),
+        heads=tuple(
+            head_with_mask(source, head, masks) for head in _heads(source, outputs, rehearsal, settings)
+        ),
         options=options,
     )
 
@@ -94,7 +98,10 @@ def _heads(
             if settings.task != "auto":
                 raise
             reason = f"{head.reason}; but {error.message}, so there is only a variance"
-            yield replace(head, task=Task.NONE, logits=head.output, link="identity", axis=None, reason=reason)
+            plain = replace(
+                head, task=Task.NONE, logits=head.tensor, derived=None, link="identity", axis=None
+            )
+            yield replace(plain, reason=reason)
 
 
 def require_convertible(plan: Plan, settings: Settings) -> None:
@@ -111,7 +118,7 @@ def require_convertible(plan: Plan, settings: Settings) -> None:
             "choose other sites with `sites`; `gapa-onnx inspect MODEL` lists them",
         )
     if settings.covariance == "full":
-        for tensor in dict.fromkeys(name for head in plan.heads for name in (head.output, head.logits)):
+        for tensor in dict.fromkeys(name for head in plan.heads for name in (head.tensor, head.logits)):
             check_tail(plan.source, plan.sites, tensor)
 
 

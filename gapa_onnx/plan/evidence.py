@@ -14,7 +14,9 @@ import onnx_graphsurgeon as gs
 from gapa_onnx.model.dtypes import is_float
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.layers import Network, Node, is_layer
-from gapa_onnx.variance.patterns.formula import affine, close, made_by, product, through
+from gapa_onnx.plan.logits import ML, Derived, squashed
+from gapa_onnx.variance.patterns.activations import sigmoid_of
+from gapa_onnx.variance.patterns.formula import through
 
 Size = int | str | None
 
@@ -24,9 +26,14 @@ class End:
     """The Softmax, LogSoftmax or Sigmoid that an output ends in."""
 
     op: str
-    logits: gs.Tensor
+    logits: gs.Tensor  #: or what they are derived from
     axis: int | None = None  #: of a softmax along one axis
     weighs: bool = False  #: its result is multiplied with others, as attention is
+    derived: Derived | None = None  #: the logits, where no tensor holds them
+    what: str = ""  #: the operators that stand for it, where it is no node of its own
+
+    def __str__(self) -> str:
+        return self.what or self.op
 
     @property
     def link(self) -> str:
@@ -47,6 +54,7 @@ class Evidence:
     input_side: int  #: of the largest map among the model's inputs, where known, else 0
     words: frozenset[str]  #: of its name
     value: str  #: the tensor that it is a copy of, or itself
+    numbers: str  #: the tensor that holds its numbers: itself, or what a list of maps was made of
 
     @property
     def rank(self) -> int | None:
@@ -125,16 +133,19 @@ class _Reading:
     constants: AbstractSet[str]
     composites: Mapping[str, Node]  #: by the name of what they make
 
-    def output(self, tensor: gs.Tensor, is_tensor: bool, input_side: int) -> Evidence:
+    def output(self, output: gs.Tensor, is_tensor: bool, input_side: int) -> Evidence:
+        tensor, width = _unzipped(output)
+        is_tensor = is_tensor or width is not None
         last = self.before_copies(tensor)
         node = self.maker(last)
-        end = self.end(last, _merged(tensor.shape, last.shape))
-        shape = _merged(tensor.shape, last.shape, end.logits.shape if end else None) if is_tensor else None
+        known = _merged(tensor.shape, last.shape, None if width is None else (None, width))
+        end = self.end(last, known)
+        shape = _merged(known, _shape_of_logits(end)) if is_tensor else None
         way = [] if end is not None else self.from_probabilities(last, set()) or []
-        axis = self.features(end.logits if end else last, shape)
-        words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", f"{tensor.name} {_symbol(shape, axis)}")
+        axis = None if end and end.derived else self.features(end.logits if end else last, shape)
+        words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", f"{output.name} {_symbol(shape, axis)}")
         return Evidence(
-            name=tensor.name,
+            name=output.name,
             is_float=is_tensor and is_float(tensor.dtype),
             shape=shape,
             end=end,
@@ -144,6 +155,7 @@ class _Reading:
             input_side=input_side,
             words=frozenset(map(str.lower, words)),
             value=last.name,
+            numbers=tensor.name,
         )
 
     def maker(self, tensor: gs.Tensor) -> Node | None:
@@ -162,8 +174,10 @@ class _Reading:
         node = self.maker(tensor)
         op = node.op if node is not None and node.domain in (None, "", "ai.onnx") else ""
         if node is None or op not in ("Softmax", "LogSoftmax"):
-            logits = node.inputs[0] if node is not None and op == "Sigmoid" else _spelled_sigmoid(tensor)
-            return None if logits is None or not is_float(logits.dtype) else End("Sigmoid", logits)
+            logits = node.inputs[0] if node is not None and op == "Sigmoid" else sigmoid_of(tensor)
+            if logits is None:
+                return self.composed_end(tensor, shape)
+            return End("Sigmoid", logits) if is_float(logits.dtype) else None
         logits = node.inputs[0]
         if not is_float(logits.dtype):
             return None
@@ -171,6 +185,16 @@ class _Reading:
         products = [reader for reader in tensor.outputs if reader.op == "MatMul"]
         weighs = any(self.constants.isdisjoint(factor.name for factor in node.inputs) for node in products)
         return End(op, logits, axis, weighs)
+
+    def composed_end(self, tensor: gs.Tensor, shape: tuple[Size, ...] | None) -> End | None:
+        """The end of probabilities (N, C) that an operator makes inside, or several nodes together."""
+        classes = shape[1] if shape is not None and len(shape) == 2 else None
+        known = classes if isinstance(classes, int) else None
+        found = squashed(tensor, known) if shape is None or len(shape) == 2 else None
+        if found is None or not is_float(tensor.dtype):
+            return None
+        op, axis = ("Softmax", 1) if found.link == "softmax" else ("Sigmoid", None)
+        return End(op, found.tensor, axis, derived=found.derived, what=found.what)
 
     def softmax_axis(self, node: Node, shape: tuple[Size, ...] | None) -> int | None:
         """Before opset 13 all axes from the given one on are one, which is a softmax along a single
@@ -277,17 +301,22 @@ def _rearranged_by(node: Node, tensor: gs.Tensor) -> list[gs.Tensor]:
     return list(node.inputs[:1]) if node.op in _REARRANGE else []
 
 
-def _spelled_sigmoid(tensor: gs.Tensor) -> gs.Tensor | None:
-    """x where the tensor is 1 / (1 + e⁻ˣ)."""
-    if made_by(tensor, "Div", "Reciprocal", "Mul") is None:
-        return None
-    found = product(tensor)
-    if found.over or found.scales or len(found.under) != 1 or not close(found.coefficient, 1):
-        return None
-    total = affine(found.under[0])
-    exponential = made_by(total.core, "Exp") if close(total.a, 1) and close(total.b, 1) else None
-    inner = affine(exponential.inputs[0]) if exponential is not None else None
-    return inner.core if inner is not None and close(inner.a, -1) and close(inner.b, 0) else None
+def _unzipped(output: gs.Tensor) -> tuple[gs.Tensor, int | None]:
+    """What a list of maps, one for each row, was made of, and how many classes they have; else the output itself."""
+    node = output.inputs[0] if output.inputs else None
+    if node is None or node.op != "ZipMap" or node.domain != ML:
+        return output, None
+    labels = node.attrs.get("classlabels_int64s") or node.attrs.get("classlabels_strings") or ()
+    return node.inputs[0], len(labels)
+
+
+def _shape_of_logits(end: End | None) -> tuple[Size, ...] | None:
+    """The shape of the logits of an output, as far as it is known."""
+    if end is None or end.derived is None:
+        return None if end is None or end.logits.shape is None else tuple(end.logits.shape)
+    shape = end.logits.shape
+    rows, width = (shape[0], shape[-1]) if shape else (None, None)
+    return rows, end.derived.classes or width
 
 
 def _merged(*shapes: Sequence[Size] | None) -> tuple[Size, ...] | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
-from gapa_onnx.model.constants import constant_names, has_subgraph
+from gapa_onnx.model.constants import can_be_repeated, constant_names, constant_of, has_subgraph
 from gapa_onnx.model.dtypes import is_float, is_quantised
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.variance.graph import names_read
@@ -19,12 +21,8 @@ from gapa_onnx.variance.rules import Rule, VirtualNode, behaviour, is_declared
 Node: TypeAlias = gs.Node | VirtualNode
 
 QUANTISERS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
-_CHANNELS_FIRST = {
-    "Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "MaxPool",
-    "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "LRN", "Resize", "Upsample", "DepthToSpace",
-    "SpaceToDepth", "ConvInteger", "QLinearConv", "QLinearAveragePool", "QLinearGlobalAveragePool",
-}  # fmt: skip
-_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Dropout", "Cast", *QUANTISERS)
+RESHAPERS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+CARRIERS = ("Dropout", "Identity", *RESHAPERS, *QUANTISERS)  #: what holds the same numbers before and behind
 
 
 def is_layer(node: Node, *constants: AbstractSet[str]) -> bool:
@@ -41,12 +39,47 @@ def is_layer(node: Node, *constants: AbstractSet[str]) -> bool:
         return False
     names = [node.inputs[at].name for at in rule.operands if at < len(node.inputs)]
     known = [any(name in group for group in constants) for name in names]
-    return not known[0] if len(rule.operands) == 1 else any(known) and not all(known)
+    if len(rule.operands) == 1:
+        return not known[0]
+    return any(known) and not all(known) and not _takes_expectation(node)
 
 
 def _has_layer(body: gs.Graph, *constants: AbstractSet[str]) -> bool:
     known = constant_names(body)
     return any(is_layer(inner, known, *constants) for inner in body.nodes)
+
+
+def _takes_expectation(node: Node) -> bool:
+    """Whether a product with evenly spaced numbers takes the mean of a distribution, which a softmax has made:
+    detectors tell the sides of a box so. These numbers are no weights that were learned."""
+    if node.op not in ("Conv", "MatMul", "Gemm"):
+        return False
+    sizes = list(node.inputs[1].shape or [])
+    count = prod(size if isinstance(size, int) else 0 for size in sizes) if sizes else 0
+    if (
+        count < 3
+        or count not in (sizes[0], prod(sizes[1:]))
+        or count not in _distributions_before(node.inputs[0])
+    ):
+        return False  # not one number for each of a distribution's
+    weights = constant_of(node.inputs[1])
+    steps = np.diff(np.zeros(2) if weights is None else weights.ravel().astype(np.float64))
+    return bool(steps[0]) and np.allclose(steps, steps[0], rtol=1e-5, atol=0)
+
+
+def _distributions_before(tensor: gs.Tensor) -> tuple[int, ...]:
+    """The possible lengths of a distribution, if a tensor holds what a softmax has made."""
+    while len(tensor.inputs) == 1 and tensor.inputs[0].op in (*CARRIERS, "Transpose", "Cast"):
+        tensor = tensor.inputs[0].inputs[0]
+    maker = tensor.inputs[0] if len(tensor.inputs) == 1 else None
+    if maker is None or maker.op != "Softmax" or tensor.shape is None:
+        return ()
+    sizes = tensor.shape[maker.attrs.get("axis", -1) :]  # before opset 13 all from there on are one
+    return tuple(
+        size
+        for size in (sizes[0], prod(size for size in sizes if isinstance(size, int)))
+        if isinstance(size, int)
+    )
 
 
 def is_activation(node: Node) -> bool:
@@ -55,7 +88,7 @@ def is_activation(node: Node) -> bool:
     return isinstance(rule, Rule) and rule.activation and is_float(node.outputs[0].dtype)
 
 
-def holds_features(tensor: gs.Tensor) -> bool:
+def is_numeric(tensor: gs.Tensor) -> bool:
     """Whether a tensor's type is one that features have."""
     return is_float(tensor.dtype) or is_quantised(tensor.dtype)
 
@@ -110,15 +143,25 @@ class Network:
         """The first tensor of the graph that a layer reads and that is not known beforehand."""
         tensors, constants = self.source.tensors, self.source.constants
         read = (tensors[name] for name in names_read(layer) if name in tensors and name not in constants)
-        return next((tensor for tensor in read if holds_features(tensor)), None)
+        return next((tensor for tensor in read if self.holds_features(tensor)), None)
+
+    def holds_features(self, tensor: gs.Tensor) -> bool:
+        """Whether a tensor can hold features: by its type, and as it has elements that depend on what is fed by
+        more than shapes."""
+        empty = tensor.shape is not None and 0 in tensor.shape
+        followed = tensor.name in self.source.constants or tensor.name in self._of_shapes
+        return is_numeric(tensor) and not empty and not followed
 
     @functools.cached_property
-    def channels_first(self) -> frozenset[str]:
-        """Tensors whose axis 1 holds the features: what convolutions and pooling make, and what elementwise
-        operators make of that."""
+    def _of_shapes(self) -> frozenset[str]:
+        """Tensors that follow from the shapes of others, and constants: the zeros that a loop begins with."""
         found: set[str] = set()
+        constants = self.source.constants
         for node in self.source.graph.nodes:
-            if node.op in _CHANNELS_FIRST or (_is_elementwise(node) and _carried(node).name in found):
+            read = [tensor.name for tensor in node.inputs if tensor.name and tensor.name not in constants]
+            if node.op in ("Shape", "Size") or (
+                read and can_be_repeated(node) and all(name in found for name in read)
+            ):
                 found.update(tensor.name for tensor in node.outputs)
         return frozenset(found)
 
@@ -132,13 +175,3 @@ class Network:
             if id(node) in self.layers or (not bent and data is not None and data.name in found):
                 found.update(tensor.name for tensor in node.outputs)
         return frozenset(found)
-
-
-def _is_elementwise(node: gs.Node) -> bool:
-    rule = behaviour(node.domain, node.op)
-    return isinstance(rule, Rule) and (rule.activation or node.op in _ARITHMETIC)
-
-
-def _carried(node: gs.Node) -> gs.Tensor:
-    """The first operand that other nodes have made, else the first."""
-    return next((t for t in node.inputs if isinstance(t, gs.Variable) and t.inputs), node.inputs[0])

@@ -20,14 +20,17 @@ import onnx
 from gapa_onnx.model.dtypes import variance_dtype
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points
+from gapa_onnx.plan.heads.lengths import LengthTensors, level_score
 from gapa_onnx.plan.heads.noise import NoiseTensors, emit_noise
 from gapa_onnx.plan.tasks import Head, Task
 from gapa_onnx.record import PointsRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.covariance import cholesky, output_covariance
 from gapa_onnx.variance.graph import Value, VarianceGraph
+from gapa_onnx.variance.masks import masked_mean, tensor_of, valid_in
 from gapa_onnx.variance.sites import Site
 
+OLDEST_LEVELLED = 8  # opset from which on Min and Max broadcast
 CLASS_TASKS = (Task.CLASSIFICATION, Task.MULTILABEL, Task.SEGMENTATION, Task.TOKENS)
 
 
@@ -39,6 +42,8 @@ class Answer:
     spread: Value | None  #: mean variance, which sites are weighed by; None where there is no score
     threshold: str | None  #: the initializer that the score is compared with
     noise: NoiseTensors | None = None  #: of the noise head
+    score: Value | None = None  #: before it is levelled over lengths; no number at padding
+    lengths: LengthTensors | None = None  #: where it is
 
 
 def answer(
@@ -57,24 +62,64 @@ def answer(
     roles = {"var": variances[head.output]}
     logits_var, factor = variances[head.logits], None
     if settings.covariance == "full":
-        roles["cov"], roles["var"] = output_covariance(source, graph, sites, own, head.output)
+        roles["cov"], roles["var"] = output_covariance(source, graph, sites, own, head.tensor)
         covariance, logits_var = roles["cov"], roles["var"]
-        if head.logits != head.output:
+        if head.logits != head.tensor:
             covariance, logits_var = output_covariance(source, graph, sites, own, head.logits)
         if _sees_covariance(head, settings):
+            if head.derived is not None:
+                covariance = head.derived.covariance(graph, _read(source, graph, head), covariance)
             factor = cholesky(graph, covariance, f"{head.output}/factor")
     spread: Value | None
     if head.task in CLASS_TASKS:
         classes, spread = _classes(source, graph, head, logits_var, factor, settings)
         roles |= classes
     else:
-        spread = _mean_variance(graph, head, roles["var"])
+        spread = _mean_variance(graph, head, roles["var"], _valid(source, graph, head.mask))
         if spread is not None:
             roles["score"] = spread
-    threshold = None
-    if "score" in roles:
-        roles["ood"], threshold = _beyond_threshold(graph, head, roles["score"])
-    return Answer(roles, spread, threshold)
+    if spread is None:
+        return Answer(roles, None, None)
+    found = _scored(source, graph, head, Answer(roles, spread, None, score=roles["score"]))
+    flag, threshold = _beyond_threshold(graph, head, found.roles["score"])
+    if head.axis is not None and head.mask is not None:
+        with graph.scope(f"{head.output}/ood"):
+            flag = graph.emit("And", flag, _like(graph, _valid(source, graph, head.mask), head))
+    return replace(found, roles={**found.roles, "ood": flag}, threshold=threshold)
+
+
+def _valid(source: SourceModel, graph: VarianceGraph, mask: str | None) -> Value | None:
+    """Where positions (N, T) are no padding; None without a mask."""
+    if mask is None:
+        return None
+    with graph.scope(f"{tensor_of(mask)}/valid"):
+        return valid_in(graph, source, mask)
+
+
+def _like(graph: VarianceGraph, valid: Value | None, head: Head) -> Value:
+    """valid (N, T) as it goes with a score per position, which may have more axes."""
+    assert valid is not None and head.rank is not None
+    return graph.unsqueeze(valid, list(range(2, head.rank - 1))) if head.rank > 3 else valid
+
+
+def _scored(source: SourceModel, graph: VarianceGraph, head: Head, found: Answer) -> Answer:
+    """The score as the file has it: 0 at padding where positions have their own, and levelled over lengths where an
+    input has one. What thresholds and weights are found by is no number at padding, so that it does not count."""
+    score, spread = found.roles["score"], found.spread
+    assert spread is not None
+    if head.axis is not None and head.mask is not None:
+        with graph.scope(f"{head.output}/score/valid"):
+            valid = _like(graph, _valid(source, graph, head.mask), head)
+            lost, zero = (graph.constant(np.asarray(number, score.dtype)) for number in (np.nan, 0))
+            whole, spread = graph.where(valid, score, lost), graph.where(valid, spread, lost)
+            score = graph.where(valid, score, zero)
+        return replace(found, roles={**found.roles, "score": score}, spread=spread, score=whole)
+    if head.lengths is None or graph.opset < OLDEST_LEVELLED:
+        return found
+    with graph.scope(f"{tensor_of(head.lengths)}/valid"):
+        told = valid_in(graph, source, head.lengths)
+    levelled, tensors = level_score(graph, score, told, f"{head.output}/score")
+    return replace(found, roles={**found.roles, "score": levelled}, lengths=tensors)
 
 
 def with_noise(
@@ -108,9 +153,10 @@ def _classes(
     factor: Value | None,
     settings: Settings,
 ) -> tuple[dict[str, Value], Value]:
-    tensors = source.tensors
-    output, logits = tensors[head.output], tensors[head.logits]
-    mean = graph.cast(graph.tensor(logits.name, logits.dtype or np.float32), variance_dtype(logits.dtype))
+    output, mean = source.tensors[head.tensor], _read(source, graph, head)
+    if head.derived is not None:
+        with graph.scope(f"{head.output}/logits"):
+            mean, var = head.derived.mean(graph, mean), head.derived.var(graph, mean, var)
     return emit_classes(
         graph,
         head,
@@ -121,6 +167,12 @@ def _classes(
         classes=_class_count(source, head),
         factor=factor,
     )
+
+
+def _read(source: SourceModel, graph: VarianceGraph, head: Head) -> Value:
+    """The tensor that a head reads: the logits, or what they are derived from."""
+    tensor = source.tensors[head.logits]
+    return graph.cast(graph.tensor(tensor.name, tensor.dtype or np.float32), variance_dtype(tensor.dtype))
 
 
 def points_record(source: SourceModel, head: Head, settings: Settings) -> PointsRecord:
@@ -139,18 +191,24 @@ def _options(settings: Settings) -> HeadOptions:
 
 
 def _class_count(source: SourceModel, head: Head) -> int | None:
+    if head.derived is not None and head.derived.classes is not None:
+        return head.derived.classes
     shape = source.tensors[head.logits].shape
     size = None if shape is None else shape[head.axis]
     return size if isinstance(size, int) else None
 
 
-def _mean_variance(graph: VarianceGraph, head: Head, var: Value) -> Value | None:
-    """The mean variance of an output without classes, one number per sample."""
-    if head.rank in (None, 0):
+def _mean_variance(graph: VarianceGraph, head: Head, var: Value, valid: Value | None) -> Value | None:
+    """The mean variance of an output without classes, one number per sample; padding does not enter."""
+    if head.rank is None or head.rank == 0:
         return None
     if head.rank == 1:
         return var
     with graph.scope(f"{head.output}/score"):
+        if valid is not None:
+            inner = list(range(2, head.rank))
+            by_position = graph.reduce("ReduceMean", var, inner, keepdims=False) if inner else var
+            return masked_mean(graph, by_position, valid, 2)
         return graph.reduce("ReduceMean", var, list(range(1, head.rank)), keepdims=False)
 
 

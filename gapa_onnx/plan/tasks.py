@@ -11,11 +11,12 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.evidence import End, Evidence, read_outputs
+from gapa_onnx.plan.logits import Derived
 
 WIDE_AS_A_VOCABULARY = 1000  #: classes per position from which on these are taken for tokens
 MORE_THAN_AN_IMAGE = 5  #: channels of a map from which on these are taken for classes
@@ -42,6 +43,17 @@ class Head:
     axis: int | None  #: of the classes, counted from 0; None without classes
     rank: int | None  #: of the output; the logits have its shape
     reason: str  #: a sentence for people
+    mask: str | None = None  #: what tells padding among the output's positions, see `variance.masks`
+    lengths: str | None = None  #: the mask that tells how long an input is, where it has one score
+    numbers: str = ""  #: the tensor that holds the output's numbers, where the output is a list of maps
+    derived: Derived | None = field(
+        default=None, compare=False
+    )  #: how logits follow from the tensor that is read
+
+    @property
+    def tensor(self) -> str:
+        """The tensor that holds the output's numbers."""
+        return self.numbers or self.output
 
 
 def find_heads(source: SourceModel, outputs: Sequence[str], spec: str = "auto") -> tuple[Head, ...]:
@@ -144,8 +156,10 @@ _OTHER_WORDS = (
 
 def _head(out: Evidence, task: Task, reason: str, link: str = "identity", axis: int | None = None) -> Head:
     """A head that reads the logits before the link, or else the output."""
-    logits = out.end.logits.name if out.end is not None and link == out.end.link else out.name
-    return Head(out.name, task, logits, link, axis, out.rank, reason)
+    end = out.end if out.end is not None and link == out.end.link else None
+    logits, derived = (out.numbers, None) if end is None else (end.logits.name, end.derived)
+    numbers = "" if out.numbers == out.name else out.numbers
+    return Head(out.name, task, logits, link, axis, out.rank, reason, numbers=numbers, derived=derived)
 
 
 def _none(out: Evidence, reason: str) -> Head:
@@ -158,7 +172,9 @@ def _detected(out: Evidence, known: Mapping[str, Evidence]) -> Head:
     if not out.is_float:
         return _none(out, "is no tensor of floating-point numbers, and no logits are in sight")
     for other in known.values():
-        if other.end is not None and other.end.logits.name in (out.name, out.value):
+        if other.end is None or other.end.derived is not None:
+            continue
+        if other.end.logits.name in (out.name, out.value):
             head = _detected(other, known)
             reason = f"holds what goes into the end of output {other.name!r}, which {head.reason}"
             return replace(head, output=out.name, logits=out.name, reason=reason)
@@ -168,7 +184,7 @@ def _detected(out: Evidence, known: Mapping[str, Evidence]) -> Head:
 
 
 def _by_softmax(out: Evidence, end: End) -> Head:
-    op, axis = end.op, end.axis
+    op, axis = str(end), end.axis
     reason = f"ends in {op} along axis {axis}"
     if axis is None:
         return _none(out, f"ends in {op}, but not along one axis that is known")
@@ -203,7 +219,7 @@ def _by_sigmoid(out: Evidence) -> Head:
     if out.rank > 3 and not out.is_one_position:
         reason = f"ends in Sigmoid: yes or no for each channel and position of a {out} map"
         return _head(out, Task.SEGMENTATION, reason, "sigmoid", axis)
-    return _head(out, Task.MULTILABEL, f"ends in Sigmoid: {_yes_or_no(out)}", "sigmoid", axis)
+    return _head(out, Task.MULTILABEL, f"ends in {out.end}: {_yes_or_no(out)}", "sigmoid", axis)
 
 
 def _yes_or_no(out: Evidence) -> str:
@@ -367,7 +383,7 @@ def _asked_with_sigmoid(out: Evidence, task: Task, rank: int, axis: int | None) 
 
 
 def _asked_with_softmax(out: Evidence, end: End, task: Task, rank: int) -> Head:
-    op, axis = end.op, end.axis
+    op, axis = str(end), end.axis
     if task is Task.MULTILABEL:
         raise _Misfit(f"it ends in {op}, whose classes exclude each other")
     if not axis:

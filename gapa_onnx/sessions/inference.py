@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data import InputSpec
+from gapa_onnx.data import Batch, InputSpec
 from gapa_onnx.errors import UserError
 from gapa_onnx.record import METADATA_KEY, Record, parse
 from gapa_onnx.sessions.runtime import first_line, session, session_options
@@ -49,15 +50,39 @@ def input_specs(opened: ort.InferenceSession) -> list[InputSpec]:
     return [_input_spec(value) for value in opened.get_inputs()]
 
 
-def run_batch(opened: ort.InferenceSession, names: Sequence[str], batch: Mapping[str, Array]) -> list[Array]:
-    """The named outputs for one batch."""
+def run_batch(
+    opened: ort.InferenceSession,
+    names: Sequence[str] | None,
+    batch: Mapping[str, Array],
+    failed: str = "the model failed on the data",
+    hint: str = "check their shape and range",
+) -> list[Array]:
+    """The named outputs for one batch, all of them for None; a list of maps from classes to numbers, one for each
+    row, as (N, C). What onnxruntime says against it becomes a UserError that begins so."""
+    return [as_array(found) for found in run_as_is(opened, names, batch, failed, hint)]
+
+
+def run_as_is(
+    opened: ort.InferenceSession,
+    names: Sequence[str] | None,
+    batch: Mapping[str, Array],
+    failed: str = "the model failed on the data",
+    hint: str = "check their shape and range",
+) -> list[Any]:
+    """The same with lists of maps as onnxruntime gives them."""
+    quiet = ort.RunOptions()
+    quiet.log_severity_level = 4  # what is wrong is told below, once
     try:
-        found: list[Array] = opened.run(list(names), dict(batch))
+        found: list[Any] = opened.run(None if names is None else list(names), dict(batch), quiet)
         return found
     except Exception as error:  # as above
-        raise UserError(
-            f"the model failed on the data: {first_line(error)}", "check their shape and range"
-        ) from error
+        raise UserError(f"{failed}: {first_line(error)}", hint) from error
+
+
+def as_array(answer: Any) -> Any:
+    """A list of maps from classes to numbers as an array, classes in the order of their names; else as it is."""
+    maps = isinstance(answer, list) and answer and all(isinstance(row, dict) for row in answer)
+    return np.array([[row[name] for name in sorted(row)] for row in answer]) if maps else answer
 
 
 def read_record(opened: ort.InferenceSession) -> Record | None:
@@ -66,9 +91,16 @@ def read_record(opened: ort.InferenceSession) -> Record | None:
     return None if text is None else parse(text)
 
 
-def row_count(batch: Mapping[str, Array]) -> int:
-    """The rows of a batch; inputs of rank 0 and constants do not have more than the batched ones."""
-    return max((array.shape[0] for array in batch.values() if array.ndim), default=1)
+def row_count(batch: Mapping[str, Array], answers: Sequence[Any] = ()) -> int:
+    """The samples of a batch. Of one as given they are the rows of the first answer, or one where that has none."""
+    if not isinstance(batch, Batch):  # arrays that the caller has put together
+        return max((array.shape[0] for array in batch.values() if array.ndim), default=1)
+    if batch.rows is not None:
+        return batch.rows
+    first = next(
+        (found for found in answers if isinstance(found, np.ndarray)), None
+    )  # sequences have no rows
+    return len(first) if first is not None and first.ndim else 1
 
 
 def _input_spec(value: ort.NodeArg) -> InputSpec:

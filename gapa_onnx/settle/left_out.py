@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
 from gapa_onnx.progress import Progress, silent
+from gapa_onnx.sessions.feeding import Feeding
 from gapa_onnx.sessions.inference import row_count
 from gapa_onnx.settle.kept import Kept
 
@@ -106,7 +107,8 @@ def leave_out(
     """
     wanted = choose(calibration, purposes, known, seed)
     sample, done, total = LeftOutSample(), 0, int(np.count_nonzero(wanted))
-    for positions, inputs, of in chosen_rows(data, calibration.batch_rows, wanted):
+    fed = replace(calibration.fed, data=data)
+    for positions, inputs, of in chosen_rows(fed, fed.batch_rows, wanted):
         queries = calibration.reader.queries(inputs)
         by_site = {fit.site.output: fit.as_compared(rows) for fit, rows in zip(calibration.fits, queries)}
         shares = {fit.site.output: left_out_share(fit, by_site[fit.site.output]) for fit in calibration.fits}
@@ -142,11 +144,11 @@ def _count(calibration: Calibration, purpose: Purpose) -> int:
     return min(ROWS[purpose], max(FEWEST_ROWS, int(queries / max(per_row, 1e-9))))
 
 
-def chosen_rows(data: DataSource, batch_rows: int, wanted: Array) -> Iterator[tuple[Array, Batch, Purpose]]:
+def chosen_rows(data: Feeding, batch_rows: int, wanted: Array) -> Iterator[tuple[Array, Batch, Purpose]]:
     """Batches of the rows that have a purpose; all rows of a batch have the same purposes.
 
-    They are as large as they may be; where the model fixes the size of a batch, those of the data stay whole, and
-    are for all that one of their rows is for.
+    They are as large as they may be; where the model fixes the size of a batch, or takes batches as they were given,
+    those of the data stay whole, and are for all that one of their rows is for.
     """
     fixed = any(spec.shape and isinstance(spec.shape[0], int) for spec in data.inputs)
     start = 0
@@ -154,9 +156,10 @@ def chosen_rows(data: DataSource, batch_rows: int, wanted: Array) -> Iterator[tu
     for batch in data.batches(batch_rows):
         rows = row_count(batch)
         of = wanted[start : start + rows]
-        if fixed and of.any():
-            yield start + np.arange(rows), batch, Purpose(int(np.bitwise_or.reduce(of)))
-        elif not fixed:
+        if fixed or getattr(batch, "whole", False):
+            if of.any():
+                yield start + np.arange(rows), batch, Purpose(int(np.bitwise_or.reduce(of)))
+        else:
             for purposes in np.unique(of[of > 0]).tolist():
                 group = held.setdefault(purposes, _Group(batch_rows))
                 for positions, inputs in group.add(start, rows, np.flatnonzero(of == purposes), batch):

@@ -26,6 +26,7 @@ from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import ScoreRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.left_out import LeftOutSample, Purpose, leave_out
+from gapa_onnx.settle.lengths import LengthFit, fit_lengths
 from gapa_onnx.settle.noise import fit_noise
 from gapa_onnx.settle.scaling import scaled_by_targets
 from gapa_onnx.settle.scores import ScoreSample, threshold_at
@@ -52,13 +53,14 @@ def settle(
     sample = leave_out(calibration, data, purposes, known, seed=settings.seed, progress=progress)
     scores = _scores(template, settings)
     wanted = [*_by_variance(template, scores), *_beside_targets(template, targets)]
-    tail = Tail(template, wanted or list(scores.values()))
+    scored = [*scores.values(), *(one.lengths for one in template.lengths.values())]
+    tail = Tail(template, wanted or scored)
     if Purpose.WEIGHING in purposes:
         numbers = weighed(template, sample, numbers, tail, settings.seed, progress)
     if Purpose.SCALING in purposes:
         numbers = scaled_by_targets(template, sample, numbers, tail, targets, progress)
     if Purpose.SCORES in purposes:
-        by_score = tail if set(scores.values()) <= set(tail.wanted) else Tail(template, list(scores.values()))
+        by_score = tail if set(scored) <= set(tail.wanted) else Tail(template, scored)
         numbers = with_thresholds(template, sample, numbers, by_score, scores, settings)
     for output, values in targets.items():
         numbers = _with_noise(template, sample, numbers, tail, output, values, settings, progress)
@@ -83,21 +85,15 @@ def _scores(template: Template, settings: Settings) -> dict[str, str]:
     """The tensor that each output is scored by. The mean variance is there without running its head."""
     if settings.score == "variance":
         return dict(template.spreads)
-    heads = {head.output: head for head in template.plan.heads}
-    return {
-        output: template.roles[output]["score"] if heads[output].axis is not None else spread
-        for output, spread in template.spreads.items()
-    }
+    return dict(template.scores)
 
 
 def _by_variance(template: Template, scores: Mapping[str, str]) -> list[str]:
     """The mean variances, where sites are weighed or outputs scored by them."""
     several = len(template.plan.sites) > 1
-    return (
-        list(template.spreads.values())
-        if several or set(scores.values()) == set(template.spreads.values())
-        else []
-    )
+    by_variance = set(scores.values()) == set(template.spreads.values())
+    lengths = [one.lengths for one in template.lengths.values()] if by_variance else []
+    return [*template.spreads.values(), *lengths] if several or by_variance else []
 
 
 def _beside_targets(template: Template, targets: Mapping[str, Array]) -> list[str]:
@@ -117,14 +113,26 @@ def with_thresholds(
 ) -> Numbers:
     """Find the threshold of each output that has a score, and add it to the numbers."""
     samples = {output: ScoreSample(settings.seed) for output in scores}
+    to_level: dict[str, list[Array]] = {output: [] for output in scores if output in template.lengths}
     rows = 0
     for batch in sample.batches(Purpose.SCORES):
         answers = tail(batch, numbers.fits)
         rows += len(batch.positions)
         for output, tensor in scores.items():
-            samples[output].add(answers[tensor])
+            if output in to_level:
+                lengths = answers[template.lengths[output].lengths]
+                to_level[output].append(np.stack([answers[tensor], lengths]).astype(np.float64))
+            else:
+                samples[output].add(answers[tensor])
+    levels = {}
+    for output, parts in to_level.items():
+        values, lengths = np.concatenate(parts, axis=1)
+        level = fit_lengths(values, lengths, settings.ood_quantile)
+        if level is not None:
+            levels[output], values = level, level.levelled(values, lengths)
+        samples[output].add(values)
     found = {
-        output: _score_record(template, output, one, rows, scores[output], settings)
+        output: _score_record(template, output, one, rows, scores[output], levels.get(output), settings)
         for output, one in samples.items()
         if len(one.values)
     }
@@ -133,11 +141,18 @@ def with_thresholds(
         for output in scores
         if output not in found
     }
-    return replace(numbers, scores=found, remarks={**numbers.remarks, **lost})
+    tables = {output: level.table() for output, level in levels.items() if output in found}
+    return replace(numbers, scores=found, lengths=tables, remarks={**numbers.remarks, **lost})
 
 
 def _score_record(
-    template: Template, output: str, scores: ScoreSample, rows: int, tensor: str, settings: Settings
+    template: Template,
+    output: str,
+    scores: ScoreSample,
+    rows: int,
+    tensor: str,
+    level: LengthFit | None,
+    settings: Settings,
 ) -> ScoreRecord:
     quantiles = scores.table()
     return ScoreRecord(
@@ -148,6 +163,7 @@ def _score_record(
         tensor=template.thresholds[output],
         quantile=settings.ood_quantile,
         threshold=threshold_at(quantiles, settings.ood_quantile),
+        lengths=None if level is None else level.numbers(),
     )
 
 

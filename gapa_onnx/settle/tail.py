@@ -14,12 +14,14 @@ from gapa_onnx.emit.numbers import site_tensors
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.fit.calibrate import SiteFit
 from gapa_onnx.model.splice import extract, splice
+from gapa_onnx.sessions.inference import run_batch
 from gapa_onnx.sessions.runtime import open_session, session_options
 from gapa_onnx.settle.left_out import LeftOutBatch
 
 # Beyond it onnxruntime's optimiser takes longer than it saves on a few thousand rows: for 20,000 nodes of a source
 # a session loads in 21.6 s with it and in 7 s without.
 MOST_OPTIMISED = 5000
+HINT = "choose other places with `sites`; the fault is not in the data, so please report it"
 
 
 class Tail:
@@ -51,4 +53,5 @@ class Tail:
         fed = {**batch.inputs, **site_tensors(self.template, fits)}
         fed |= {site.share: batch.shares[site.output] for site in self.template.sites}
         needed = {name: array for name, array in fed.items() if name in self._read}
-        return dict(zip(self.wanted, self._session.run(self.wanted, needed)))
+        answers = run_batch(self._session, self.wanted, needed, "the variance graph failed", HINT)
+        return dict(zip(self.wanted, answers))

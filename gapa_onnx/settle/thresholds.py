@@ -7,7 +7,7 @@ quantiles of left-out calibration rows, so the line can be moved without calibra
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gapa_onnx.data import ImageOptions, open_data
+from gapa_onnx.data import DataSource, ImageOptions, InputSpec, open_data
 from gapa_onnx.emit.emit import attach, put_tensor
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import read_proto
 from gapa_onnx.model.writing import save
 from gapa_onnx.record import Record, ScoreRecord, damaged, require, require_outputs, require_thresholds
-from gapa_onnx.sessions.inference import input_specs, open_model, row_count
+from gapa_onnx.sessions.feeding import feeding
+from gapa_onnx.sessions.inference import input_specs, open_model, row_count, run_batch
 from gapa_onnx.settings import require_quantile
 from gapa_onnx.settle.scores import ScoreSample, threshold_at
 
@@ -60,6 +61,7 @@ def set_threshold(
     output: str | None = None,
     out: str | os.PathLike[str] | None = None,
     images: ImageOptions = ImageOptions(),
+    batch_size: int | None = None,
 ) -> tuple[Threshold, ...]:
     """Move the threshold of a converted file; nothing else in it changes.
 
@@ -70,6 +72,7 @@ def set_threshold(
     data: held-out inputs to take the quantiles over, in place of the calibration's own.
     output: which output's; all that have a score unless given.
     out: where to write; the file itself unless given.
+    batch_size: rows to run the file on at a time; as many as fit well into memory unless given.
     """
     path = Path(path)
     model = read_proto(path)
@@ -77,7 +80,7 @@ def set_threshold(
     scores = _scores(record, output)
     _require_a_line(quantile, value, data)
     if data is not None:
-        scores = _on_data(path, record, scores, data, images)
+        scores = _on_data(path, record, scores, lambda inputs: open_data(data, inputs, images, batch_size))
     for name, score in scores.items():
         scores[name] = moved = _moved(name, score, quantile, value)
         put_tensor(model.graph, score.tensor, np.asarray(moved.threshold))
@@ -151,19 +154,22 @@ def _listed(record: Record) -> tuple[Threshold, ...]:
 
 
 def _on_data(
-    path: Path, record: Record, scores: Mapping[str, ScoreRecord], data: Any, images: ImageOptions
+    path: Path,
+    record: Record,
+    scores: Mapping[str, ScoreRecord],
+    opened: Callable[[Sequence[InputSpec]], DataSource],
 ) -> dict[str, ScoreRecord]:
     """The scores with quantiles of held-out data in place of those of the calibration."""
     session = open_model(path)
     scored = {output: record.heads[output] for output in scores}
     require_outputs(scored, {value.name for value in session.get_outputs()}, roles=["score"])
-    source = open_data(data, input_specs(session), images)
+    source = feeding(session, opened(input_specs(session)))
     names = [record.heads[output].outputs["score"] for output in scores]
     samples = [ScoreSample() for _ in scores]
     rows = 0
     for batch in source.batches():
-        answers = session.run(names, batch)
-        rows += row_count(batch)
+        answers = run_batch(session, names, batch)
+        rows += row_count(batch, answers)
         for sample, values in zip(samples, answers):
             sample.add(values)
     for sample in samples:

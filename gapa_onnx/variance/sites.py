@@ -4,9 +4,12 @@ A site is an activation node (its input is the query, its output becomes uncerta
 quantised tensor (both at once, with the identity as activation). What one query is:
 
     rows       (…, d)         each index of the leading axes is a query, the last axis its features
-    positions  (n, c, h, w)   each position of a convolutional map is a query of c features
+    positions  (n, c, h, w)   each index of the axes beside that of the features is a query of c features
     pooled     (n, c, h, w)   the mean over positions is the query, one per sample
     flat       (n, …)         the whole sample is the query
+
+The features are on the axis that the next layer adds up along: 1 before a convolution, the last before a matrix
+product.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gapa_onnx.model.dtypes import is_quantised
+from gapa_onnx.model.load import SourceModel
 from gapa_onnx.variance.graph import Value, VarianceGraph
+from gapa_onnx.variance.masks import pooled, valid_in
 
 
 class Layout(str, enum.Enum):
@@ -37,6 +42,18 @@ class Site:
     activation: str | None  #: operator, None for the identity
     layout: Layout
     rank: int | None  #: of the query tensor, where it is known
+    axis: int = -1  #: of the query tensor's features, counted from 0 where the rank is known
+    mask: str | None = None  #: what tells padding among its queries, see `masks`
+
+    @property
+    def others(self) -> list[int]:
+        """The axes of the query tensor that are not that of the features."""
+        return [axis for axis in range(self.axes) if axis != self.axis]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the features are on the last axis."""
+        return self.layout is Layout.ROWS or self.axis in (-1, self.axes - 1)
 
     @property
     def many(self) -> bool:
@@ -58,23 +75,40 @@ class Site:
         return f"{self.output}/gapa"
 
 
-def arrange(graph: VarianceGraph, site: Site, tensor: Value) -> Value:
-    """The query tensor as (…, d) float32."""
+def arrange(graph: VarianceGraph, site: Site, tensor: Value, valid: Value | None = None) -> Value:
+    """The query tensor as (…, d) float32; `valid` (N, T) is the site's mask as bool, where it has one."""
     if is_quantised(tensor.dtype):
         tensor = graph.cast(tensor, np.float32)
-    if site.layout is Layout.POSITIONS:
-        tensor = graph.emit("Transpose", tensor, perm=[0, *range(2, site.axes), 1])
-    elif site.layout is Layout.POOLED:
-        tensor = graph.emit("Flatten", graph.emit("GlobalAveragePool", tensor), axis=1)
+    if site.layout is Layout.POSITIONS and not site.is_last:
+        tensor = graph.emit("Transpose", tensor, perm=[*site.others, site.axis])
+    elif site.layout is Layout.POOLED and site.axes > 2 and valid is not None:
+        last = tensor if site.is_last else graph.emit("Transpose", tensor, perm=[*site.others, site.axis])
+        tensor = pooled(graph, last, valid, site.axes)
+    elif site.layout is Layout.POOLED and site.axes > 2:
+        tensor = _mean_over_positions(graph, site, tensor)
     elif site.layout is Layout.FLAT:
         tensor = graph.emit("Flatten", tensor, axis=1)
     return graph.cast(tensor, np.float32)
 
 
+def valid_for_mean(graph: VarianceGraph, source: SourceModel, site: Site) -> Value | None:
+    """Which positions (N, T) the mean of a pooled site is over; None where there is no padding to leave out."""
+    return valid_in(graph, source, site.mask) if site.layout is Layout.POOLED and site.mask else None
+
+
 def restore(graph: VarianceGraph, site: Site, share: Value) -> Value:
     """The op's answer (…, 1) in a shape that broadcasts against the query tensor."""
-    if site.layout is Layout.POSITIONS:
-        return graph.emit("Transpose", share, perm=[0, site.axes - 1, *range(1, site.axes - 1)])
+    if site.layout is Layout.POSITIONS and not site.is_last:
+        last = site.axes - 1
+        return graph.emit("Transpose", share, perm=[*range(site.axis), last, *range(site.axis, last)])
     if site.layout in (Layout.POOLED, Layout.FLAT) and site.axes > 2:
         return graph.unsqueeze(share, list(range(2, site.axes)))
     return share
+
+
+def _mean_over_positions(graph: VarianceGraph, site: Site, tensor: Value) -> Value:
+    """(n, d). Behind a convolution onnxruntime keeps maps in blocks of channels, which GlobalAveragePool reads as
+    they are; it knows no other axis."""
+    if site.axis == 1:
+        return graph.emit("Flatten", graph.emit("GlobalAveragePool", tensor), axis=1)
+    return graph.reduce("ReduceMean", tensor, [axis for axis in site.others if axis], keepdims=False)

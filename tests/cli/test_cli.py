@@ -72,7 +72,7 @@ def test_convert_summary(capsys, folder):
     assert re.search(r"threshold\s+\S+: quantile 0.95 of 1347 left-out calibration rows", out)
     assert "1347 rows" in out and "none dropped" in out
     assert "logits_var" in out
-    assert "FAIL" not in out and out.count("pass  ") == 10
+    assert "FAIL" not in out and out.count("pass  ") == 13
     assert f"gapa-onnx run {written} --data {CALIB}" in out
     assert "\x1b" not in out + err  # no colours where there is no terminal
 
@@ -140,7 +140,7 @@ def test_failed_check_writes_nothing(capsys, folder, monkeypatch):
     from gapa_onnx import compiler
     from gapa_onnx.measure.verify import Check
 
-    monkeypatch.setattr(compiler, "verify", lambda *_: [Check("a promise", False, "broken on purpose")])
+    monkeypatch.setattr(compiler, "verify", lambda *_, **__: [Check("a promise", False, "broken on purpose")])
     arguments = (
         "convert",
         MODEL,
@@ -323,7 +323,9 @@ def test_verify_takes_the_source_as_it_is(capsys, folder, monkeypatch):
 
     taken, check = [], verification.verify
     monkeypatch.setattr(
-        verification, "verify", lambda source, *rest: taken.append(source) or check(source, *rest)
+        verification,
+        "verify",
+        lambda source, *rest, **more: taken.append(source) or check(source, *rest, **more),
     )
     data, out = npz(folder / "x.npz", x=rows(200)), folder / "a.onnx"
     onnx.save(onnx.parser.parse_model(WITH_FUNCTION), folder / "m.onnx")

@@ -74,7 +74,8 @@ def test_one_bit_of_an_output(source, converted):
         converted.graph.node, "u", ("Mul", [constant(converted, "factor", np.nextafter(np.float32(1), 2))])
     )
     checks = {check.name: check for check in verify(source, converted, [ROWS]) if not check.passed}
-    assert set(checks) == {f"source outputs bit-equal, optimisation {level}" for level in ("none", "all")}
+    bits = {f"source outputs bit-equal, optimisation {level}" for level in ("none", "all")}
+    assert set(checks) == bits | {"runs without the library, at every optimisation"}  # which changes as much
     assert all("u" in check.detail and "y" not in check.detail for check in checks.values())
 
 
@@ -99,7 +100,7 @@ def test_a_wrong_share(source, converted, factor, passes):
     function.node.insert(0, value)
     names = failed(source, converted)
     assert (names == set()) == passes
-    assert all(name.endswith("portable = reference") for name in names)
+    assert all(name.endswith(("portable = reference", "native = portable")) for name in names)
 
 
 def test_outputs_in_another_order(source, converted):

@@ -106,12 +106,13 @@ def test_auto_on_feature_maps(tail, extra, layout):
     assert site.layout == layout
 
 
-def test_large_maps_are_pooled_by_auto_and_per_position_by_name():
+def test_large_maps_are_pooled_unless_asked_otherwise():
     source = model(
         CONV.format(tail="y = Conv(h, w)"), "float[n, 1, 80, 80] x", "float y", k=(3, 1, 3, 3), w=(2, 3, 1, 1)
     )
     assert find_sites(source, "auto")[0].layout == "pooled"
-    assert find_sites(source, "h")[0].layout == "positions"
+    assert find_sites(source, "h")[0].layout == "pooled"
+    assert find_sites(source, "h:positions")[0].layout == "positions"
     assert find_sites(source, "h:pooled")[0].layout == "pooled"
     assert find_sites(source, "h:flat")[0].layout == "flat"
 
@@ -127,7 +128,9 @@ def test_sequence_features_are_rows():
         ("h3", "no node or tensor is called 'h3'", "did you mean"),
         ("completely_else", "no node or tensor", "inspect"),
         (",", "no site is named", "auto"),
-        ("h1:pooled", "cannot be queried as 'pooled'", "layout"),
+        ("h1:pooled@2", "no axis 2", "count axes from 0"),
+        ("h1:pooled@0", "cannot be queried as 'pooled'", "layout"),
+        ("h1:rows@0", "last axis", "h1:positions@0"),
     ],
 )
 def test_wrong_names(spec, message, hint):

@@ -216,7 +216,9 @@ def test_probabilities_from_inside_an_operator():
         '5.0, 6.0], post_transform = "{}">(x)'
     )
     squashed = model(body.format("SOFTMAX"), "float[n, 3] y", "float[n, 2] x")
-    assert head(squashed, output="y").task is NONE and "LinearClassifier" in head(squashed).reason
+    assert facts(head(squashed, output="y")) == (CLASSIFICATION, "x", "softmax", 1)
+    out_of_reach = model(body.format("PROBIT"), "float[n, 3] y", "float[n, 2] x")
+    assert head(out_of_reach, output="y").task is NONE and "LinearClassifier" in head(out_of_reach).reason
     plain = model(body.format("NONE"), "float[n, 3] y", "float[n, 2] x")
     assert facts(head(plain)) == (CLASSIFICATION, "y", "softmax", 1)
 

@@ -43,6 +43,7 @@ class RandomGraph:
     inputs: list[str]
     outputs: list[str]
     symbolic: bool  #: sizes of the inputs are names
+    order: list[int]  #: of the nodes in the file, which need not be one in which they can run
 
     @property
     def uncertain(self) -> list[str]:
@@ -52,9 +53,13 @@ class RandomGraph:
     def operators(self) -> set[str]:
         return {node.op_type for node in self.nodes}
 
+    @property
+    def is_sorted(self) -> bool:
+        return self.order == sorted(self.order)
+
     def model(self, dtype: type) -> onnx.ModelProto:
         graph = helper.make_graph(
-            [_for_dtype(node, dtype) for node in self.nodes],
+            [_for_dtype(self.nodes[position], dtype) for position in self.order],
             "random",
             [self._info(name, dtype, self.symbolic) for name in self.inputs],
             [self._info(name, dtype, self.symbolic) for name in self.outputs],
@@ -155,9 +160,10 @@ class Draft:
         more = {name for name in made if self.integer(0, 3) == 0 and name in self.tensors}
         outputs = [name for name in made if name not in read or name in more]
         constants = {name: array for name, array in self.constants.items() if name in read}
-        symbolic = self.coin()
+        symbolic, count = self.coin(), len(self.nodes)
+        order = self.rng.permutation(count).tolist() if self.coin() else list(range(count))
         return RandomGraph(
-            self.opset, self.nodes, self.drawn, constants, self.tensors, self.inputs, outputs, symbolic
+            self.opset, self.nodes, self.drawn, constants, self.tensors, self.inputs, outputs, symbolic, order
         )
 
     # ------------------------------------------------------------ what operators ask for

@@ -90,6 +90,12 @@ spelling(
     "q = Constant<value: tensor = float {1.702}>() z = Mul(q, x) s = Sigmoid(z) y = Mul(s, x)",
     attrs={"alpha": 1.702},
 )
+spelling(
+    "Sigmoid",
+    "n = Neg(x) e = Exp(n) d = Add(one, e) y = Div(one, d)",
+    "n = Neg(x) e = Exp(n) d = Add(e, one) y = Reciprocal(d)",
+    plain=True,
+)
 spelling("Swish", "z = Div(x, two) s = Sigmoid(z) y = Mul(x, s)", attrs={"alpha": 0.5})
 
 spelling(

@@ -284,7 +284,6 @@ REFUSALS = [
     ("y = Conv(c, w, n1)", 17, "uncertain bias"),
     ("y = Gemm(x, w, x)", 17, "its own bias"),
     ("y = Pad(x, pads, n)", 17, "padding value is uncertain"),
-    ("y = ReduceMax(x, axes)", 18, "axes are not constant"),
     ('y = Einsum<equation="ijk,ijk->i">(x, x)', 17, "multiplied by itself"),
 ]
 

@@ -13,12 +13,13 @@ import onnx
 import onnxruntime as ort
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data import DataSource, ImageOptions, InputSpec, open_data
+from gapa_onnx.data import ImageOptions, InputSpec, open_data
 from gapa_onnx.data.spec import fixed
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.labels import require_rows
 from gapa_onnx.measure.evaluation.metrics import needed
 from gapa_onnx.record import HeadRecord, damaged, require_outputs
+from gapa_onnx.sessions.feeding import Feeding, feeding
 from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 
 _CLASS_ROLES = ("probs", "tokens", "entropy", "epistemic", "score", "ood")
@@ -75,14 +76,12 @@ class ConvertedFile:
     answered: Answered
     provenance: Mapping[str, Any] = field(repr=False)
 
-    def batches(
-        self, data: DataSource, batch_size: int
-    ) -> Iterator[tuple[int, dict[str, Array], dict[str, Array]]]:
+    def batches(self, data: Feeding) -> Iterator[tuple[int, dict[str, Array], dict[str, Array]]]:
         """First row, inputs by name and answers by role, batch after batch."""
         roles, start = self.answered.outputs, 0
-        for batch in data.batches(batch_size):
-            rows = row_count(batch)
+        for batch in data.batches():
             found = dict(zip(roles, run_batch(self.session, list(roles.values()), batch)))
+            rows = row_count(batch, [found[MEAN]])
             for role, array in found.items():
                 if array.ndim == 0 or len(array) != rows:
                     raise UserError(
@@ -94,10 +93,10 @@ class ConvertedFile:
             yield start, batch, found
             start += rows
 
-    def open_data(self, data: Any, images: ImageOptions) -> DataSource:
-        return open_data(data, self.inputs, images)
+    def open_data(self, data: Any, images: ImageOptions, batch_size: int | None = None) -> Feeding:
+        return feeding(self.session, open_data(data, self.inputs, images, batch_size))
 
-    def require_matching(self, labels: Array, data: DataSource, seen: int | None = None) -> None:
+    def require_matching(self, labels: Array, data: Feeding, seen: int | None = None) -> None:
         """Labels fit the rows, also those that a fixed batch size leaves out at the end.
 
         Before the run, and after it with the number of rows `seen`.

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.answers import MEAN, ConvertedFile
 from gapa_onnx.measure.evaluation.judges import Judge
@@ -16,6 +15,7 @@ from gapa_onnx.measure.evaluation.rows import SCORE, VALID, Columns, concatenate
 from gapa_onnx.measure.evaluation.segmentation import MAP
 from gapa_onnx.measure.evaluation.thumbnails import Gallery
 from gapa_onnx.progress import Progress, silent
+from gapa_onnx.sessions.feeding import Feeding
 
 _CERTAINTY = tuple(SCORE + name for name in ("score", "epistemic", "std", "entropy", "maxprob"))
 
@@ -23,9 +23,8 @@ _CERTAINTY = tuple(SCORE + name for name in ("score", "epistemic", "std", "entro
 def columns_of(
     converted: ConvertedFile,
     judge: Judge,
-    data: DataSource,
+    data: Feeding,
     labels: Array | None,
-    batch_size: int,
     *,
     gallery: Gallery | None = None,
     progress: Progress = silent,
@@ -36,7 +35,7 @@ def columns_of(
         converted.require_matching(labels, data)
     total = data.rows if labels is None else len(labels)
     kept, seen = [], 0
-    for start, batch, found in converted.batches(data, batch_size):
+    for start, batch, found in converted.batches(data):
         seen = start + len(found[MEAN])
         if labels is not None and seen > len(labels):
             require_rows(labels, seen, f"{data.description} and more")

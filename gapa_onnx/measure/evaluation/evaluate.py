@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data import DataSource, ImageOptions
+from gapa_onnx.data import ImageOptions
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation import metrics
 from gapa_onnx.measure.evaluation.answers import ConvertedFile, open_converted
@@ -26,6 +26,7 @@ from gapa_onnx.measure.evaluation.thumbnails import Gallery
 from gapa_onnx.measure.evaluation.timing import measure_cost
 from gapa_onnx.model.load import load
 from gapa_onnx.progress import Progress, silent
+from gapa_onnx.sessions.feeding import Feeding
 
 CURVE_POINTS = 2000  #: of a risk-coverage curve that is kept for drawing; its area counts every row
 
@@ -39,7 +40,7 @@ def evaluate(
     shifts: str | os.PathLike[str] | None = None,
     source: str | os.PathLike[str] | None = None,
     output: str | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     images: ImageOptions = ImageOptions(),
     progress: Progress = silent,
 ) -> Evaluation:
@@ -59,6 +60,7 @@ def evaluate(
     shifts: a folder of ever stranger data sets with the same labels (or their own, under y in a .npz).
     source: the file of the source model, to measure what the conversion costs.
     output: which output to evaluate, where several have a task.
+    batch_size: rows to run the file on at a time; as many as fit well into memory unless given.
 
     Example
     -------
@@ -80,22 +82,24 @@ def evaluate(
 class _Run:
     """A converted file with the judge of its task, and how data are fed to it."""
 
-    def __init__(self, converted: ConvertedFile, batch_size: int, images: ImageOptions, progress: Progress):
+    def __init__(
+        self, converted: ConvertedFile, batch_size: int | None, images: ImageOptions, progress: Progress
+    ):
         self.converted, self.judge = converted, judge_of(converted)
         self.batch_size, self.images, self.progress = batch_size, images, progress
 
-    def open(self, data: Any) -> DataSource:
-        return self.converted.open_data(data, self.images)
+    def open(self, data: Any) -> Feeding:
+        return self.converted.open_data(data, self.images, self.batch_size)
 
     def gallery(self, origin: str) -> Gallery:
         return Gallery(self.images, self.judge.caption, origin)
 
     def columns_of(
-        self, data: DataSource, labels: Array | None, text: str, gallery: Gallery | None = None
+        self, data: Feeding, labels: Array | None, text: str, gallery: Gallery | None = None
     ) -> tuple[Columns, int]:
         """The columns of all rows that the file has an answer for, and the number of the others."""
         return columns_of(
-            self.converted, self.judge, data, labels, self.batch_size,
+            self.converted, self.judge, data, labels,
             gallery=gallery, progress=self.progress, text=text,
         )  # fmt: skip
 
@@ -162,14 +166,14 @@ def named_sets(ood: Any) -> dict[str, Any]:
     return found
 
 
-def _inside(run: _Run, data: DataSource, truth: Array) -> _Inside:
+def _inside(run: _Run, data: Feeding, truth: Array) -> _Inside:
     """Run the labelled rows and judge them."""
     gallery = run.gallery("data")
     columns, lost = run.columns_of(data, truth, "evaluating", gallery)
     return _Inside(columns, lost, gallery, run.judge.findings(columns))
 
 
-def _outside(run: _Run, unlike: Mapping[str, DataSource]) -> _Outside:
+def _outside(run: _Run, unlike: Mapping[str, Feeding]) -> _Outside:
     """Run the OOD sets one after the other."""
     gallery = run.gallery("ood")
     found = {name: run.columns_of(data, None, f"OOD set {name}", gallery) for name, data in unlike.items()}
@@ -189,13 +193,13 @@ def _cost(
     run: _Run,
     source: str | os.PathLike[str] | None,
     model: str | os.PathLike[str] | onnx.ModelProto,
-    data: DataSource,
+    data: Feeding,
 ) -> tuple[Cost | None, str | None]:
     """What the file costs beside its source, and a sentence about it; nothing without the source."""
     if source is None:
         return None, None
     run.progress("timing", 0.0)
-    return measure_cost(source, model, next(data.batches(run.batch_size)))
+    return measure_cost(source, model, next(data.batches()))
 
 
 def _summary(

@@ -222,7 +222,7 @@ def _as_predicted(graph: VarianceGraph, axis: ClassAxis, head: Head, output: Val
     output = _as_seen(graph, output, probs.dtype)
     first = _first(graph, axis, output)
     if head.link == "sigmoid":
-        bound = graph.constant(np.asarray(0.0 if head.logits == head.output else 0.5, output.dtype))
+        bound = graph.constant(np.asarray(0.0 if head.logits == head.tensor else 0.5, output.dtype))
         yes = graph.emit("Greater", output, bound, dtype=np.bool_)
         probs = graph.where(yes, graph.at_least(probs, JUST_YES), graph.at_most(probs, 0.5))
     highest = graph.reduce("ReduceMax", probs, [axis.axis])
@@ -290,7 +290,7 @@ def _leading_tokens(
             "raise it, e.g. with onnx.version_converter, or choose `task='none'`",
         )
     key = mean
-    if head.logits != head.output or output.dtype.itemsize < 4:
+    if head.logits != head.tensor or output.dtype.itemsize < 4:
         # The source's Softmax, or half precision, may round two logits to one; then the first one counts.
         first = _first(graph, axis, _as_seen(graph, output, mean.dtype))
         key = graph.where(first, graph.constant(np.asarray(np.inf, mean.dtype)), mean)

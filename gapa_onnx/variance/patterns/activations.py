@@ -159,6 +159,26 @@ def hard_sigmoid(y: Output) -> Spelled | None:
     return None if plain else Spelled("HardSigmoid", [inner.core], attrs)
 
 
+@pattern("Div", "Reciprocal")
+def sigmoid(y: Output) -> Spelled | None:
+    """1 / (1 + e⁻ˣ): step by step its variance would be ∞ · 0 where e⁻ˣ overflows."""
+    x = sigmoid_of(y.tensor)
+    return None if x is None else Spelled("Sigmoid", [x])
+
+
+def sigmoid_of(tensor: gs.Tensor) -> gs.Tensor | None:
+    """x where the tensor is σ(x), as one node or spelled out."""
+    node = made_by(tensor, "Sigmoid", "Div", "Reciprocal", "Mul")
+    if node is None or node.op == "Sigmoid":
+        return None if node is None else node.inputs[0]
+    found = product(tensor)
+    if found.over or found.scales or len(found.under) != 1 or not close(found.coefficient, 1):
+        return None
+    exponential = _one_plus_exp(found.under[0])
+    inner = affine(exponential.inputs[0]) if exponential is not None else None
+    return inner.core if inner is not None and close(inner.a, -1) and close(inner.b, 0) else None
+
+
 # ----------------------------------------------------------------------------- bent lines
 
 

@@ -64,7 +64,8 @@ def loop(node: NodeView) -> tuple[Value | None, ...]:
     ]
     given = [operand.raw if operand.present else None for operand in node.inputs]
     given += [_initial(states[p]) for p in uncertain]
-    twin_body = graph.to_body(inputs, outputs)
+    ranks = [_rank(node, results, count, p) for p in (*range(count), *uncertain, *scans)]
+    twin_body = graph.to_body(inputs, outputs, [0, *ranks])
     node.graph.close(graph)
     # The twin's outputs: the mean states again, then the variance states, then the scanned variances.
     dtypes = [node.outputs[p].dtype for p in (*range(count), *uncertain, *scans)]
@@ -86,7 +87,7 @@ def scan(node: NodeView) -> tuple[Value | None, ...]:
     scans = [p for p in range(count, len(node.outputs)) if body.outputs[p].name in found]
     if not uncertain and not scans:
         return (None,) * len(node.outputs)
-    twin_body = _scan_body(body, graph, found, count, uncertain, read, scans)
+    twin_body = _scan_body(node, body, graph, found, count, uncertain, read, scans)
     node.graph.close(graph)
     dtypes = [node.outputs[p].dtype for p in (*range(count), *uncertain, *scans)]
     answers = node.graph.emit_several(
@@ -105,6 +106,7 @@ def scan(node: NodeView) -> tuple[Value | None, ...]:
 
 
 def _scan_body(
+    node: NodeView,
     body: gs.Graph,
     graph: VarianceGraph,
     found: dict[str, Value],
@@ -126,7 +128,8 @@ def _scan_body(
         *(_result(graph, body.outputs[p], found) for p in uncertain),
         *(_result(graph, body.outputs[p], found) for p in scans),
     ]
-    return graph.to_body(inputs, outputs)
+    ranks = [_rank(node, body.outputs, count, p) for p in (*range(count), *uncertain, *scans)]
+    return graph.to_body(inputs, outputs, ranks)
 
 
 def _scan_attributes(node: NodeView, count: int, read: Sequence[int], scans: Sequence[int]) -> dict[str, Any]:
@@ -171,12 +174,26 @@ def _settled_states(
         uncertain = grown
 
 
+def _rank(node: NodeView, results: Sequence[gs.Tensor], count: int, position: int) -> int | None:
+    """How many axes a body's result has, as the body says or as follows from the node's output, where what is
+    stacked has one more; None if nobody tells.
+
+    onnxruntime wants a Scan's body to know, and cannot always infer it of variances. Sizes are not told: a Loop's
+    may change from step to step.
+    """
+    if results[position].shape is not None:
+        return len(results[position].shape)
+    shape = node.outputs[position].shape if position < len(node.outputs) else None
+    return None if shape is None else len(shape) - (position >= count)
+
+
 def _floats(tensor: gs.Tensor) -> bool:
     return is_float(tensor.dtype)
 
 
 def _state_input(tensor: gs.Tensor) -> gs.Variable:
-    return gs.Variable(f"{tensor.name}/var", variance_dtype(tensor.dtype))
+    shape = None if tensor.shape is None else [None] * len(tensor.shape)
+    return gs.Variable(f"{tensor.name}/var", variance_dtype(tensor.dtype), shape)
 
 
 def _initial(state: Operand) -> Value:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from math import log, pi, sqrt
 
+import numpy as np
+
 from gapa_onnx.variance.graph import Value
 from gapa_onnx.variance.rules.registry import (
     Accuracy,
@@ -28,6 +30,16 @@ from gapa_onnx.variance.rules.view import NodeView
 EXACT, FIRST_ORDER = Accuracy.EXACT, Accuracy.FIRST_ORDER
 
 
+# Where a slope is infinite, as that of a root at 0, a certain number must stay certain: 0 · inf is no number. So the
+# square of a slope ends at 1e36, which float32 holds.
+NEARLY_ZERO = 1e-36
+
+
+def _root(x: Value) -> Value:
+    """√x for a denominator, which is not quite 0."""
+    return x.graph.at_least(x, NEARLY_ZERO).sqrt()
+
+
 def activation(op_type: str, slope: Slope) -> None:
     elementwise(op_type, slope, activation=True, formula="φ'(x)² v")
 
@@ -42,7 +54,7 @@ elementwise("Abs", Sign(lambda y, x: 2 * (x >= 0) - 1))
 elementwise("Reciprocal", lambda y, x: -(y * y))
 elementwise("Exp", lambda y, x: y)
 elementwise("Log", lambda y, x: 1 / x)
-elementwise("Sqrt", lambda y, x: 0.5 / y)
+elementwise("Sqrt", lambda y, x: 0.5 / y.graph.at_least(y, sqrt(NEARLY_ZERO)))
 # y = a - q b with a whole q, whichever way the quotient is rounded.
 elementwise("Mod", lambda y, a, b: 1, lambda y, a, b: (y - a) / b)
 elementwise("Erf", lambda y, x: (2 / sqrt(pi)) * (-(x * x)).exp())
@@ -65,9 +77,14 @@ def _power_slopes(node: NodeView) -> list[Slope | None]:
     """b a^(b-1) of the base; the exponent must be certain."""
     if not node.inputs[1].certain:
         raise node.refuse("the exponent is uncertain")
+    known = node.inputs[1].constant
 
-    def slope(y: Value, base: Value, exponent: Value) -> Value:
+    def slope(y: Value, base: Value, exponent: Value) -> Value | float:
+        if known is not None and not np.any(known):
+            return 0.0
         exponent = base.graph.cast(exponent, base.dtype)  # it may be whole numbers
+        if known is not None and np.all((known > 0) & (known < 1)):  # roots, which have no negative base
+            base = base.graph.at_least(base, NEARLY_ZERO)
         return exponent * base.graph.emit("Pow", base, exponent - 1)
 
     return [slope, None]
@@ -117,13 +134,13 @@ def extremum(node: NodeView) -> Value:
 elementwise("Sin", lambda y, x: x.cos())
 elementwise("Cos", lambda y, x: -x.sin())
 elementwise("Tan", lambda y, x: 1 + y * y)
-elementwise("Asin", lambda y, x: 1 / (1 - x * x).sqrt())
-elementwise("Acos", lambda y, x: -1 / (1 - x * x).sqrt())
+elementwise("Asin", lambda y, x: 1 / _root(1 - x * x))
+elementwise("Acos", lambda y, x: -1 / _root(1 - x * x))
 elementwise("Atan", lambda y, x: 1 / (1 + x * x))
 elementwise("Sinh", lambda y, x: (1 + y * y).sqrt())
 elementwise("Cosh", lambda y, x: x.graph.emit("Sinh", x))
 elementwise("Asinh", lambda y, x: 1 / (1 + x * x).sqrt())
-elementwise("Acosh", lambda y, x: 1 / (x * x - 1).sqrt())
+elementwise("Acosh", lambda y, x: 1 / _root(x * x - 1))
 elementwise("Atanh", lambda y, x: 1 / (1 - x * x))
 
 # -------------------------------------------------------------------------- activations

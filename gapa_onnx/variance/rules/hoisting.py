@@ -147,7 +147,8 @@ class Layer:
             return 1 if node.op_type == "Conv" else 0
         if node.op_type == "Gemm" and var.axis == 1 and not node.attr("transA", 0):
             return 1 if node.attr("transB", 0) else 0
-        if node.op_type == "MatMul" and len(self._sizes) == 2 and var.axis == node.inputs[0].rank - 1:
+        shape = node.inputs[0].shape
+        if node.op_type == "MatMul" and len(self._sizes) == 2 and shape and var.axis == len(shape) - 1:
             return 0
         return None
 

@@ -37,7 +37,7 @@ def _stretched(node: NodeView, var: Value, own: Callable[[Value], Value]) -> Val
     graph = node.graph
     scale, mean, variance = (own(node.inputs[position].mean) for position in (1, 3, 4))
     square = variance + node.attr("epsilon", 1e-5)
-    if isinstance(var, Scaled) and var.axis == 1:
+    if isinstance(var, Scaled) and var.axis == 1 and node.inputs[0].shape is not None:
         ones = [1] * (node.inputs[0].rank - 2)
         return var * graph.emit("Reshape", scale.squared / square, graph.ints(-1, *ones))
     # The same node divides by √(σ² + ε) once; the scale brings the second time.

@@ -238,7 +238,7 @@ def _over_last_axes(
 ) -> Normalised:
     first = node.attr("axis", -1)
     # Counted from the front where the rank is known: before opset 11 axes are not negative.
-    axes = [-1] if first == -1 and x.shape is None else list(range(first % x.rank, x.rank))
+    axes = list(range(first, 0)) if first < 0 and x.shape is None else list(range(first % x.rank, x.rank))
     elements = elements_along(x, axes)
     return Normalised(mean, v, over(node.graph, axes), node.attr("epsilon", epsilon), centred, elements)
 

@@ -82,12 +82,22 @@ def steps_from_zero(node: NodeView, at: int, zero: Factor) -> Value:
     return held_numbers(node, node.inputs[at])[0] - zero
 
 
-def unsaturated(node: NodeView) -> Value:
-    """1 inside the output's range of numbers, 0 at its ends."""
+def unsaturated(node: NodeView, var: Value) -> Value:
+    """The variance inside the output's range of numbers, 0 at its ends, also where it is infinite: a scale may be so
+    small that squared steps overflow."""
     held, dtype = held_numbers(node, node.output)
     # ml_dtypes, which knows more types than numpy, has no type annotations.
     limits: Any = ml_dtypes.iinfo(dtype) if "int" in dtype.name else ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-    return (held > float(limits.min)) * (held < float(limits.max))
+    above, below = (
+        node.graph.compare(comparison, held, float(limit))
+        for comparison, limit in (("Greater", limits.min), ("Less", limits.max))
+    )
+    return node.graph.where(node.graph.emit("And", above, below, dtype=np.bool_), var, var.lift(0))
+
+
+def in_steps(var: Value, scale: Factor) -> Value:
+    """v / s², by two divisions: a small scale has a square of 0, and 0 / 0 is no number."""
+    return var / scale / scale
 
 
 # ------------------------------------------------------ into integers and out of them
@@ -117,7 +127,7 @@ def _spread_scale(node: NodeView) -> Factor:
 def quantize(node: NodeView) -> Value:
     """v / s² inside the range of the integers, 0 at its ends."""
     scale = _spread_scale(node)
-    return node.inputs[0].variance / (scale * scale) * unsaturated(node)
+    return unsaturated(node, in_steps(node.inputs[0].variance, scale))
 
 
 @rule("DequantizeLinear", accuracy=EXACT)
@@ -132,7 +142,7 @@ def dequantize(node: NodeView) -> Value:
 def dynamic_quantize(node: NodeView) -> tuple[Value | None, ...]:
     """v / s²; the range is that of the data, so nothing is saturated. Scale and zero point are certain:
     whatever they are, (q - z) s is x."""
-    return (node.inputs[0].variance / node.outputs[1].mean.squared, None, None)
+    return (in_steps(node.inputs[0].variance, node.outputs[1].mean), None, None)
 
 
 # ----------------------------------------------------------------------------- layers
@@ -217,7 +227,7 @@ def qlinear_conv(node: NodeView) -> Value:
     factor = numbers_along(node, 4, 0, rank) * (one_number(node, 1) / one_number(node, 6))
     w = steps_from_zero(node, 3, numbers_along(node, 5, 0, rank))
     x = steps_from_zero(node, 0, one_number(node, 2))
-    return _product(node, _conv(node, node.inputs[0]), 0, x, 3, w, factor) * unsaturated(node)
+    return unsaturated(node, _product(node, _conv(node, node.inputs[0]), 0, x, 3, w, factor))
 
 
 @rule("QLinearMatMul", accuracy=FIRST_ORDER, linear=True, operands=(0, 3))
@@ -225,7 +235,7 @@ def qlinear_matmul(node: NodeView) -> Value:
     """(s_a / s_y)² f(v_a, (s_b (b - z_b))²), f the matrix product; 0 where the output is saturated."""
     factor = numbers_along(node, 4) * (one_number(node, 1) / one_number(node, 6))
     a, b = steps_from_zero(node, 0, one_number(node, 2)), steps_from_zero(node, 3, numbers_along(node, 5))
-    return _product(node, _matmul(node), 0, a, 3, b, factor) * unsaturated(node)
+    return unsaturated(node, _product(node, _matmul(node), 0, a, 3, b, factor))
 
 
 @rule("QGemm", accuracy=FIRST_ORDER, linear=True, operands=(0, 3), domain=MICROSOFT)
@@ -250,7 +260,7 @@ def qgemm(node: NodeView) -> Value:
 
     if node.input(7) is None:
         return _product(node, f, 0, a, 3, b, factor)
-    return _product(node, f, 0, a, 3, b, factor / one_number(node, 7)) * unsaturated(node)
+    return unsaturated(node, _product(node, f, 0, a, 3, b, factor / one_number(node, 7)))
 
 
 @rule("MatMulIntegerToFloat", accuracy=EXACT, linear=True, domain=MICROSOFT)

@@ -32,7 +32,7 @@ def qlinear_add(node: NodeView) -> Value:
     else:
         pairs = zip((a, b), slopes)
         total = total_of([x.var * (slope * slope) for x, slope in pairs if x.var is not None])
-    return total * unsaturated(node)
+    return unsaturated(node, total)
 
 
 @rule("QLinearMul", accuracy=FIRST_ORDER, domain=MICROSOFT)
@@ -50,7 +50,7 @@ def qlinear_mul(node: NodeView) -> Value:
         pairs = ((a.var, steps_b.squared), (b.var, steps_a.squared), (a.var, b.var))
         terms = [left * right for left, right in pairs if left is not None and right is not None]
         total = sum(terms[1:], terms[0])
-    return total * (factor * factor) * unsaturated(node)
+    return unsaturated(node, total * (factor * factor))
 
 
 def _unary(node: NodeView, slope: Callable[[Value, Value], Value | float]) -> Value:
@@ -58,7 +58,7 @@ def _unary(node: NodeView, slope: Callable[[Value, Value], Value | float]) -> Va
     x = steps_from_zero(node, 0, one_number(node, 2)) * one_number(node, 1)
     y = _steps_of_output(node) * one_number(node, 3)
     factor = slope(x, y) * (one_number(node, 1) / one_number(node, 3))
-    return node.inputs[0].variance * (factor * factor) * unsaturated(node)
+    return unsaturated(node, node.inputs[0].variance * (factor * factor))
 
 
 def _steps_of_output(node: NodeView, zero: int = 4) -> Value:
@@ -92,7 +92,7 @@ def qlinear_softmax(node: NodeView) -> Value:
 
     p = _steps_of_output(node) * one_number(node, 3)
     factor = p * (one_number(node, 1) / one_number(node, 3))
-    return factor * factor * softmax_spread(p, node.inputs[0].variance, total) * unsaturated(node)
+    return unsaturated(node, factor * factor * softmax_spread(p, node.inputs[0].variance, total))
 
 
 @rule("QLinearAveragePool", accuracy=FIRST_ORDER, domain=MICROSOFT)
@@ -104,18 +104,21 @@ def qlinear_average_pool(node: NodeView) -> Value:
     pool = VirtualNode("AveragePool", node.node.name, attrs, node.node.inputs[:1], node.node.outputs)
     pooled = average_pool(NodeView(node.graph, pool, node.variance_of))
     ratio = one_number(node, 1) / one_number(node, 3)
-    return pooled * (ratio * ratio) * unsaturated(node)
+    return unsaturated(node, pooled * (ratio * ratio))
 
 
 @rule("QLinearGlobalAveragePool", accuracy=FIRST_ORDER, domain=MICROSOFT)
 def qlinear_global_average_pool(node: NodeView) -> Value:
     """(s_x / s_y)² Σ_j v_j / n², 0 where the output is saturated."""
     x, count = node.inputs[0], node.graph.count
-    first = 1 if node.attr("channels_last", 0) else 2
-    axes = list(range(first, first + x.rank - 2))
+    if x.shape is None and not node.attr("channels_last", 0):
+        average = node.graph.emit("GlobalAveragePool", x.variance)
+    else:
+        first = 1 if node.attr("channels_last", 0) else 2
+        average = node.graph.reduce("ReduceMean", x.variance, list(range(first, first + x.rank - 2)))
     size = count(x.raw, x.dtype) / count(node.output.raw, x.dtype)
     ratio = one_number(node, 1) / one_number(node, 3)
-    return node.graph.reduce("ReduceMean", x.variance, axes) / size * (ratio * ratio) * unsaturated(node)
+    return unsaturated(node, average / size * (ratio * ratio))
 
 
 @rule("QLinearConcat", accuracy=FIRST_ORDER, domain=MICROSOFT)
@@ -123,7 +126,7 @@ def qlinear_concat(node: NodeView) -> Value:
     """(s_i / s_y)² v_i, one behind the other; 0 where the output is saturated."""
     ratios = {at: one_number(node, at + 1) / one_number(node, 0) for at in range(2, len(node.inputs), 3)}
     parts = [variance_or_zeros(node.inputs[at]) * (ratio * ratio) for at, ratio in ratios.items()]
-    return node.graph.emit("Concat", *parts, axis=node.attr("axis")) * unsaturated(node)
+    return unsaturated(node, node.graph.emit("Concat", *parts, axis=node.attr("axis")))
 
 
 @rule("QLinearWhere", accuracy=FIRST_ORDER, domain=MICROSOFT)
@@ -131,4 +134,4 @@ def qlinear_where(node: NodeView) -> Value:
     """(s / s_y)² v of the chosen one; 0 where the output is saturated."""
     ratios = {at: one_number(node, at + 1) / one_number(node, 7) for at in (1, 4)}
     parts = [variance_or_zeros(node.inputs[at]) * (ratio * ratio) for at, ratio in ratios.items()]
-    return node.graph.emit("Where", node.inputs[0].raw, *parts, dtype=parts[0].dtype) * unsaturated(node)
+    return unsaturated(node, node.graph.emit("Where", node.inputs[0].raw, *parts, dtype=parts[0].dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
@@ -221,20 +221,23 @@ def _tied(chosen: Callable[[Value, Value], Value]) -> Share:
 @rule("GlobalMaxPool", accuracy=FIRST_ORDER, share=_tied(_largest))
 def global_max_pool(node: NodeView) -> Value:
     """The variance of the element that the maximum came from; ties share it."""
-    x = node.inputs[0]
-    return _of_chosen(node, _largest(x.mean, node.output.mean), list(range(2, x.rank)), keepdims=True)
+    x, reduce = node.inputs[0], node.graph.reduce
+    chosen = _largest(x.mean, node.output.mean)
+    if x.shape is None:  # the mean of those chosen over their share: no axis is named
+        average, share = (node.graph.emit("GlobalAveragePool", v) for v in (chosen * x.variance, chosen))
+        return average / share
+    axes = list(range(2, x.rank))
+    return reduce("ReduceSum", chosen * x.variance, axes) / reduce("ReduceSum", chosen, axes)
 
 
 @rule("ReduceMax", accuracy=FIRST_ORDER, share=_tied(_largest))
 @rule("ReduceMin", accuracy=FIRST_ORDER, share=_tied(_smallest))
 def reduce_extremum(node: NodeView) -> Value:
     """The variance of the element that the extremum came from; ties share it."""
-    x, axes = node.inputs[0], constant_axes(node)
-    if not axes:
-        return x.variance
-    extremum = node.graph.reduce(node.op_type, x.mean, axes, keepdims=True)
+    x = node.inputs[0]
+    extremum = _reduced(node, node.op_type, x.mean, keepdims=1)
     chosen = (_largest if node.op_type == "ReduceMax" else _smallest)(x.mean, extremum)
-    return _of_chosen(node, chosen, axes, keepdims=bool(node.attr("keepdims", 1)))
+    return _total(node, chosen * x.variance) / _total(node, chosen)
 
 
 def constant_axes(node: NodeView) -> list[int]:
@@ -247,11 +250,6 @@ def constant_axes(node: NodeView) -> list[int]:
     if axes is None or len(axes) == 0:
         axes = [] if node.attr("noop_with_empty_axes", 0) else range(node.inputs[0].rank)
     return [int(axis) for axis in axes]
-
-
-def _of_chosen(node: NodeView, chosen: Value, axes: Sequence[int], keepdims: bool) -> Value:
-    var, reduce = node.inputs[0].variance, node.graph.reduce
-    return reduce("ReduceSum", chosen * var, axes, keepdims) / reduce("ReduceSum", chosen, axes, keepdims)
 
 
 def _normalised_sum(node: NodeView, terms: Value) -> Value:

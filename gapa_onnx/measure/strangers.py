@@ -1,0 +1,210 @@
+"""The file as strangers load it: in a plain onnxruntime session, without our library, at every optimisation level.
+
+The questions are few, since standard operators are slow: some rows between those of the data, where shares are not
+near 0 and so can be compared, and one row alone; a batch as it is where the model fixes its size. What the source itself
+does not answer is not asked.
+
+Means are the same bit for bit, so a variance is a sum Σ w s of the shares at all sites, with weights w ≥ 0 that native
+and portable have in common. Each share may be off by SHARE_TOLERANCE twice, once for either path, so a variance
+may too. Shares below SMALLEST_SHARE are not compared: with weights that are alike they may move a variance by
+SMALLEST_SHARE over the mean share, in units of the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnxruntime import InferenceSession
+
+from gapa_onnx.arrays import Array
+from gapa_onnx.errors import UserError
+from gapa_onnx.measure.agreement import (
+    LEVELS,
+    SHARE_TOLERANCE,
+    SMALLEST_SHARE,
+    Batch,
+    Check,
+    answer,
+    bit_equal,
+    opened,
+    run,
+)
+from gapa_onnx.record import Record
+from gapa_onnx.sessions.runtime import first_line, library_path
+
+ROWS = 2  # of one question
+SUMS = 4  # units of rounding by which sums of a variance graph differ between optimisation levels, relative
+PROBABILITY_SLOPE = 1.0  # |Δp| ≤ 0.12 |Δv| / v for the bridge of one class, and so 1 is ample
+ROLES = ("var", "cov", "total_var", "score", "probs")
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What strangers ask: a few small batches, and the source's answers by optimisation level."""
+
+    batches: tuple[Batch, ...]
+    expected: Mapping[str, Sequence[Batch]] = field(repr=False)
+
+    def answered(self, **expected: Sequence[Batch]) -> Questions:
+        """With what the source answered at further levels."""
+        return replace(self, expected={**self.expected, **expected})
+
+    @property
+    def rows(self) -> str:
+        counts = dict.fromkeys(
+            max((a.shape[0] for a in b.values() if a.ndim), default=1) for b in self.batches
+        )
+        return " and ".join(map(str, counts))
+
+
+def questions(source: onnx.ModelProto, batches: Sequence[Batch]) -> Questions:
+    """The questions that the source answers; a whole batch where it answers no smaller one.
+
+    Answers of the other two levels are for the caller to add, who asks the source there anyway.
+    """
+    candidates, session = list(_asked(source, batches)), opened(source, level="basic")
+    answers = [_answer(session, batch) for batch in candidates]
+    asked = [batch for batch, answered in zip(candidates, answers) if answered]
+    found = [answered for answered in answers if answered]
+    if not asked:
+        asked, found = [batches[0]], [answer(session, batches[0])]
+    return Questions(tuple(asked), {"basic": found, "extended": run(source, asked, level="extended")})
+
+
+def _answer(session: InferenceSession, batch: Batch) -> Batch | None:
+    try:
+        return answer(session, batch)
+    except Exception:  # onnxruntime has no common base class for its errors
+        return None
+
+
+def _asked(source: onnx.ModelProto, batches: Sequence[Batch]) -> Iterator[Batch]:
+    """Rows between those of the data, and one row; whole batches where their size is fixed."""
+    free = {
+        value.name
+        for value in source.graph.input
+        if value.type.tensor_type.shape.dim and not value.type.tensor_type.shape.dim[0].dim_value
+    }
+    first, between = batches[0], _between(batches)
+    sizes = {name: len(array) for name, array in first.items() if name in free and array.ndim}
+    rows = max(sizes.values(), default=0)
+
+    def cut(batch: Batch, count: int) -> Batch:
+        return {name: array[:count] if sizes.get(name) == rows else array for name, array in batch.items()}
+
+    yield cut(between, ROWS)
+    yield cut(first, 1)
+
+
+def _between(batches: Sequence[Batch]) -> Batch:
+    """a + b − c where inputs are floats, so near the data and none of them: of three batches, or of rows of one."""
+    made = dict(batches[0])
+    for name, array in batches[0].items():
+        if not np.issubdtype(array.dtype, np.floating) or not array.ndim:
+            continue
+        if len(array) > 2:
+            made[name] = array + np.roll(array, -1, axis=0) - np.roll(array, -2, axis=0)
+        elif len(batches) > 2 and len({batch[name].shape for batch in batches[:3]}) == 1:
+            made[name] = array + batches[1][name] - batches[2][name]
+    return made
+
+
+def checks(
+    record: Record,
+    converted: onnx.ModelProto,
+    exposed: onnx.ModelProto,
+    asked: Questions,
+    native: Sequence[Batch],
+) -> list[Check]:
+    """Of a converted model without the library; `exposed` has its shares as outputs, which `native` holds too."""
+    found: dict[str, Sequence[Batch]] = {}
+    faults = []
+    outputs = list(asked.expected["none"][0])
+    for level in LEVELS:
+        model = exposed if level == "none" else converted
+        try:
+            found[level] = run(model, asked.batches, level=level, native=False, label="the converted file")
+        except Exception as error:  # onnxruntime has no common base class for its errors
+            told = error.message if isinstance(error, UserError) else first_line(error)
+            faults.append(f"optimisation {level}: {told}")
+            continue
+        pairs = zip(asked.expected[level], found[level])
+        different = {name for old, new in pairs for name in outputs if not bit_equal(old[name], new[name])}
+        faults += [f"optimisation {level}: {name} differs" for name in sorted(different)]
+    detail = "; ".join(faults) or f"{', '.join(LEVELS)}: {asked.rows} row(s), source outputs bit-equal"
+    loads = Check("runs without the library, at every optimisation", not faults, detail)
+    if library_path() is None or "none" not in found:
+        return [loads]
+    return [loads, _agreement(record, native, found)]
+
+
+def _agreement(record: Record, native: Sequence[Batch], portable: Mapping[str, Sequence[Batch]]) -> Check:
+    name = "whole graph: native = portable"
+    kept = [at for at, (a, b) in enumerate(zip(native, portable["none"])) if _same_neighbours(record, a, b)]
+    if not kept:
+        return Check(name, True, "nothing could be compared: rounding chose other neighbours")
+    worst, faults = 0.0, set()
+    for at in kept:
+        floor = SMALLEST_SHARE / max(_mean_share(record, native[at]), SMALLEST_SHARE)
+        for level, answers in portable.items():
+            for output, role in _compared(record):
+                a, b = (_numbers(answer[output]) for answer in (native[at], answers[at]))
+                error = _beyond(a, b, role, floor, one_sided=_misses(record))
+                worst = max(worst, error)
+                faults |= {f"{output} at optimisation {level}: {error:.1e}"} if error > 1 else set()
+    detail = "; ".join(sorted(faults)) or f"differences ≤ {worst:.1e} of what single precision allows"
+    return Check(name, not faults, detail)
+
+
+def _compared(record: Record) -> Iterator[tuple[str, str]]:
+    """Outputs beside the source's that follow from variances smoothly, with their roles."""
+    for head in record.heads.values():
+        for role, output in head.outputs.items():
+            if role in ROLES and not (role == "score" and head.score and head.score.kind == "epistemic"):
+                yield output, role
+
+
+def _misses(record: Record) -> bool:
+    """Whether the native search may miss a neighbour that the portable one finds, so that a variance is larger."""
+    return any(site.index == "hnsw" for site in record.sites)
+
+
+def _same_neighbours(record: Record, native: Batch, portable: Batch) -> bool:
+    """Whether both paths chose the same nearest points; what float32 cannot tell decides about a neighbourhood."""
+    names = [site.share.removesuffix("share") + "neighbours" for site in record.sites]
+    return all(np.array_equal(native[n][..., :1], portable[n][..., :1]) for n in names if n in native)
+
+
+def _mean_share(record: Record, answer: Batch) -> float:
+    """The smallest of the sites' mean shares."""
+    shares = (float(np.nanmean(answer[site.share])) for site in record.sites if answer[site.share].size)
+    return min((share for share in shares if np.isfinite(share)), default=0.0)
+
+
+def _numbers(answer: Any) -> Array:
+    parts: Iterable[Array] = answer if isinstance(answer, list) else [answer]
+    return np.concatenate([np.ravel(part) for part in parts])
+
+
+def _beyond(native: Array, portable: Array, role: str, floor: float, *, one_sided: bool) -> float:
+    """The largest difference in units of what is allowed; infinite where one is a number and the other is not."""
+    if native.shape != portable.shape or (np.isfinite(native) != np.isfinite(portable)).any():
+        return float("inf")
+    known = np.isfinite(native)
+    relative = 2 * SHARE_TOLERANCE + SUMS * float(np.finfo(native.dtype).eps)
+    a, b = native[known].astype(np.float64), portable[known].astype(np.float64)
+    if role == "probs":
+        allowed = np.full(a.shape, PROBABILITY_SLOPE * (relative + floor))
+    else:
+        sizes = np.maximum(np.abs(a), np.abs(b))
+        allowed = relative * sizes + floor * sizes.max(initial=0.0)
+    difference = b - a if one_sided and role != "probs" else np.abs(b - a)
+    if one_sided and role == "probs":
+        return 0.0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        units = np.where(difference > 0, difference / allowed, 0.0)
+    return float(units.max(initial=0.0))

@@ -1,0 +1,183 @@
+"""The last layers of a model: those with no other layer between them and an output.
+
+The frontier of a tensor is the set of layers that it comes from. Where paths meet in a sum or product, every element
+of the result depends on all of them, so that of layers in a row the last one is enough. Where they are put side by
+side (Concat) or chosen from (Where, Max), each has its own part of the result, and all of them count.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from gapa_onnx.model.constants import has_subgraph
+from gapa_onnx.model.dtypes import is_whole
+from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.layers import CARRIERS, Network, Node, is_merged_into_layer
+from gapa_onnx.variance.graph import names_read
+from gapa_onnx.variance.rules import Deterministic, behaviour
+
+_JOINS = {
+    "Add", "Sub", "Mul", "Div", "Sum", "Mean", "QLinearAdd", "QLinearMul", "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization", "SkipGroupNorm",
+}  # fmt: skip
+
+Layers = frozenset[int]  #: by the identity of their nodes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a site can be: at an activation, or at a tensor."""
+
+    tensor: gs.Tensor  #: that becomes uncertain
+    activation: Node | None
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """The last layers of each output of a model, and the places in front of them."""
+
+    source: SourceModel = field(repr=False)
+
+    @classmethod
+    def of(cls, source: SourceModel) -> Frontier:
+        """The one view of a model, which every caller shares."""
+        return source.once(cls)
+
+    @property
+    def network(self) -> Network:
+        return Network.of(self.source)
+
+    @functools.cached_property
+    def layers(self) -> dict[str, Layers]:
+        """The last layers of each output that holds features. A state that is handed on from call to call, and
+        that other outputs depend on, is no answer by itself."""
+        network = self.network
+        outputs = [tensor for tensor in self.source.outputs if network.holds_features(tensor)]
+        inside, found = _behind_layers(network, outputs), _Fronts(network, {})
+        for node in self.source.graph.nodes:
+            if id(node) in inside:
+                found.visit(node)
+        fronts = {tensor.name: found.by_tensor.get(tensor.name, frozenset()) for tensor in outputs}
+        every = frozenset().union(*fronts.values())
+        states = {tensor.name for tensor in outputs if self._may_be_state(tensor)}
+        leading_on = found.before(every, every) if states and every else set()
+        return {
+            name: front for name, front in fronts.items() if name not in states or not front <= leading_on
+        }
+
+    def _may_be_state(self, output: gs.Tensor) -> bool:
+        """Whether an output may be fed again as an input: of the same rank, with the same lengths where both are
+        known, of which there are some."""
+
+        def fits(shape: Sequence[object]) -> bool:
+            pairs = [p for p in zip(shape, output.shape) if all(isinstance(size, int) for size in p)]
+            return len(shape) == len(output.shape) and bool(pairs) and all(a == b for a, b in pairs)
+
+        return output.shape is not None and any(fits(spec.shape) for spec in self.source.inputs if spec.shape)
+
+    @functools.cached_property
+    def places(self) -> dict[str, tuple[Place, set[str]]]:
+        """The places in front of the last layers, by the name of their tensors in graph order, each with the outputs
+        whose last layers those are."""
+        found: dict[str, tuple[Place, set[str]]] = {}
+        every = frozenset().union(*self.layers.values())
+        for key, layer in self.network.layers.items():
+            data = self.network.data_of(layer) if key in every else None
+            if data is not None:
+                place = place_at(self.network, data)
+                outputs = {output for output, layers in self.layers.items() if key in layers}
+                found.setdefault(place.tensor.name, (place, set()))[1].update(outputs)
+        return found
+
+
+def place_at(network: Network, data: gs.Tensor) -> Place:
+    """The activation that a layer's data come from if only reshaping lies between, else the data."""
+    tensor = data
+    while len(tensor.inputs) == 1 and tensor.inputs[0].op in CARRIERS:
+        tensor = tensor.inputs[0].inputs[0]
+    producer = tensor.inputs[0] if len(tensor.inputs) == 1 else None
+    activation = network.activations.get(id(producer))
+    if activation is not None and not is_merged_into_layer(producer):
+        return Place(activation.outputs[0], activation)
+    if len(data.inputs) == 1 and data.inputs[0].op == "DynamicQuantizeLinear":
+        data = data.inputs[0].inputs[0]  # its steps differ from batch to batch
+    return Place(data, None)
+
+
+def _behind_layers(network: Network, outputs: list[gs.Tensor]) -> set[int]:
+    """The nodes that outputs come from, back to the last layers."""
+    seen: set[int] = set()
+    pending = list(outputs)
+    while pending:
+        for node in pending.pop().inputs:
+            if id(node) not in seen:
+                seen.add(id(node))
+                if id(node) not in network.layers:
+                    pending.extend(tensor for tensor in node.inputs if _carries(tensor))
+    return seen
+
+
+def _carries(tensor: gs.Tensor) -> bool:
+    """Whether a tensor may depend on features by more than its shape or a choice."""
+    counts = is_whole(tensor.dtype) and np.dtype(tensor.dtype).itemsize == 8
+    return not counts and tensor.dtype not in (bool, np.bool_)
+
+
+@dataclass
+class _Fronts:
+    """The frontiers of tensors, found node by node in the order of the graph."""
+
+    network: Network
+    by_tensor: dict[str, Layers]
+    last_of: dict[Layers, Layers] = field(default_factory=dict)  #: what has been asked before
+
+    def visit(self, node: gs.Node) -> None:
+        if id(node) in self.network.layers:
+            front = frozenset([id(node)])
+        elif isinstance(behaviour(node.domain, node.op), Deterministic):
+            return
+        else:
+            fronts = {self.by_tensor[t.name] for t in node.inputs if t.name in self.by_tensor and _carries(t)}
+            front = next(iter(fronts)) if len(fronts) == 1 else frozenset().union(*fronts)
+            if len(fronts) > 1 and node.op in _JOINS:
+                front = self.last(front)
+        made = (
+            node.outputs[:1] if node.op == "DynamicQuantizeLinear" else node.outputs
+        )  # a scale is no way past a layer
+        self.by_tensor.update((tensor.name, front) for tensor in made)
+
+    def last(self, layers: Layers) -> Layers:
+        """Those that lead to no other of them."""
+        if layers not in self.last_of:
+            self.last_of[layers] = layers - self.before(layers, layers)
+        return self.last_of[layers]
+
+    def before(self, layers: Layers, wanted: Layers) -> set[int]:
+        """The nodes whose results some of these layers depend on, as far back as the first that is wanted."""
+        order = self._order
+        first = min(order[key] for key in wanted)
+        before: set[int] = set()
+        pending = [self.network.layers[key] for key in layers]
+        while pending:
+            for maker in self._makers(pending.pop()):
+                if id(maker) not in before and order[id(maker)] >= first:
+                    before.add(id(maker))
+                    pending.append(maker)
+        return before
+
+    def _makers(self, node: gs.Node) -> Iterator[gs.Node]:
+        if has_subgraph(node):
+            tensors = self.network.source.tensors
+            read = [tensors[name] for name in names_read(node) if name in tensors]
+        else:
+            read = node.inputs
+        return (maker for tensor in read for maker in tensor.inputs)
+
+    @functools.cached_property
+    def _order(self) -> dict[int, int]:
+        return {id(node): at for at, node in enumerate(self.network.source.graph.nodes)}
