@@ -180,6 +180,7 @@ class Record:
     cuts: tuple[CutRecord, ...]
     budget: BudgetRecord | None = None
     uncovered: tuple[str, ...] = ()  #: outputs that vary with the data and have no variance at all
+    states: tuple[str, ...] = ()  #: outputs that are fed again at the next call, and have no variance
 
     def as_json(self) -> dict[str, Any]:
         """The record as JSON has it; what holds its default is left out."""

@@ -149,6 +149,7 @@ def _record(
         },
         cuts=tuple(CutRecord(entry.node, entry.operator, entry.reason) for entry in template.cuts),
         budget=budget,
+        states=template.plan.states,
     )
 
 

@@ -10,14 +10,12 @@ many, and if that does not help there is a `Refusal` in place of a figure. What 
 
 - Idle thread pools. onnxruntime's threads spin for a while after a run, and take the cores from the session
   whose turn it is: with two threads on two cores a control read 0.6 to 7. So spinning is off in all sessions.
-  (`session.force_spinning_stop` was not enough.)
 - Where memory happens to lie. Two sessions of a model of 40 µs differed by 6% as long as they lived. So the
   sessions are opened several times, each time in another order, and all rounds count.
 - Other processes. With one thread, the CPU time of the calling thread is taken, which does not go on while
   another process has the core. With more threads it is wall time.
 - What ran just before. Within the rounds all orders of the three occur equally often.
-- Python. Making arrays of eight outputs takes 30 µs, which is no work of the model's: outputs stay with
-  onnxruntime, as in a server.
+- Python. Making arrays of eight outputs takes 30 µs, no work of the model's: they stay with onnxruntime.
 
 Where the time goes is `profiling`'s to tell.
 """
@@ -399,5 +397,4 @@ def summary(seconds: Array) -> Comparison:
 
 
 def _quartiles(values: Array) -> tuple[float, float]:
-    low, high = np.quantile(values, (0.25, 0.75))
-    return float(low), float(high)
+    return float(np.quantile(values, 0.25)), float(np.quantile(values, 0.75))

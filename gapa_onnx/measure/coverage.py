@@ -5,7 +5,8 @@ the model has a part in it. Not counted are
 
 - what varies by rounding only, or so little that the square of it is no number of its type (a probability of 1e-30);
 - what is not finite in some row: it has no error bar;
-- what no weight has a part in: an input that is passed on is as certain as it was fed.
+- what no weight has a part in: an input that is passed on is as certain as it was fed;
+- a state, which is fed again at the next call and is no answer: the record names it.
 
 An activation that is flat in some rows (Relu, Sigmoid) has no variance there and some where it is not flat, and what is
 the same in every row needs none: neither is uncovered.
@@ -107,7 +108,7 @@ def coverage(
     """The check on the answers of a converted model to some batches; `allowed` lets uncovered parts pass."""
     heads, found, rows = record.heads, {}, {}
     changed = functools.cache(lambda: run(_with_other_weights(source), batches, level="all"))
-    for output in (value.name for value in source.graph.output):
+    for output in (value.name for value in source.graph.output if value.name not in record.states):
         name = heads[output].outputs.get("var") if output in heads else None
         if output in heads and name is None:
             continue  # score only, which its head says
@@ -136,7 +137,8 @@ def _judged(
     if most < 2:
         return Coverage(NAME, True, "nothing could be judged: nothing varies in a single row", {})
     if not found:
-        return Coverage(NAME, True, f"{', '.join(rows)} over {most} rows", {})
+        states = f"; {', '.join(record.states)}: fed again, not judged" if record.states else ""
+        return Coverage(NAME, True, f"{', '.join(rows)} over {most} rows{states}", {})
     cut = _behind(source, {entry.node for entry in record.cuts})
     parts = [f"{output}: {text}{' (cut)' if output in cut else ''}" for output, text in found.items()]
     passed = allowed or all(output in cut for output in found)

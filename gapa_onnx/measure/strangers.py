@@ -118,9 +118,10 @@ def checks(
     converted: onnx.ModelProto,
     exposed: onnx.ModelProto,
     asked: Questions,
-    native: Sequence[Batch],
+    native: Mapping[str, Sequence[Batch]],
 ) -> list[Check]:
-    """Of a converted model without the library; `exposed` has its shares as outputs, which `native` holds too."""
+    """Of a converted model without the library, beside its native answers by level; `exposed` has its shares as
+    outputs, which the native answers at level none hold too."""
     found: dict[str, Sequence[Batch]] = {}
     faults = []
     outputs = list(asked.expected["none"][0])
@@ -142,17 +143,21 @@ def checks(
     return [loads, _agreement(record, native, found)]
 
 
-def _agreement(record: Record, native: Sequence[Batch], portable: Mapping[str, Sequence[Batch]]) -> Check:
+def _agreement(
+    record: Record, native: Mapping[str, Sequence[Batch]], portable: Mapping[str, Sequence[Batch]]
+) -> Check:
+    """Level by level: from one to another a quantised source rounds otherwise, and its variances follow."""
     name = "whole graph: native = portable"
-    kept = [at for at, (a, b) in enumerate(zip(native, portable["none"])) if _same_neighbours(record, a, b)]
+    plain = native["none"]
+    kept = [at for at, (a, b) in enumerate(zip(plain, portable["none"])) if _same_neighbours(record, a, b)]
     if not kept:
         return Check(name, True, "nothing could be compared: rounding chose other neighbours")
     worst, faults = 0.0, set()
     for at in kept:
-        floor = SMALLEST_SHARE / max(_mean_share(record, native[at]), SMALLEST_SHARE)
-        for level, answers in portable.items():
+        floor = SMALLEST_SHARE / max(_mean_share(record, plain[at]), SMALLEST_SHARE)
+        for level in native.keys() & portable.keys():
             for output, role in _compared(record):
-                a, b = (_numbers(answer[output]) for answer in (native[at], answers[at]))
+                a, b = (_numbers(answers[level][at][output]) for answers in (native, portable))
                 error = _beyond(a, b, role, floor, one_sided=_misses(record))
                 worst = max(worst, error)
                 faults |= {f"{output} at optimisation {level}: {error:.1e}"} if error > 1 else set()

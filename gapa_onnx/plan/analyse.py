@@ -13,6 +13,7 @@ import numpy as np
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.dtypes import is_float, is_quantised
 from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.frontier import Frontier
 from gapa_onnx.plan.layers import Network
 from gapa_onnx.plan.masks import find_masks, head_with_mask, with_mask
 from gapa_onnx.plan.outputs import rehearse
@@ -46,6 +47,7 @@ class Plan:
     sites: tuple[Site, ...]
     outputs: tuple[str, ...]  #: graph outputs that get a variance
     certain_outputs: tuple[str, ...]  #: float outputs that no site reaches
+    states: tuple[str, ...]  #: those of them that are handed on to the next call, and are no answers
     refused: tuple[RefusedNode, ...]  #: nodes behind a site whose variance cannot be stated
     heads: tuple[Head, ...] = ()  #: what each of the outputs with a variance means
     options: Options = Options()  #: choices that rules ask for
@@ -69,11 +71,13 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
         tensor.name for tensor in source.outputs if is_float(tensor.dtype) or is_quantised(tensor.dtype)
     ]
     outputs = tuple(name for name in carriers if name in rehearsal.variances)
+    certain = tuple(name for name in floats if name not in rehearsal.variances)
     return Plan(
         source=source,
         sites=chosen,
         outputs=outputs,
-        certain_outputs=tuple(name for name in floats if name not in rehearsal.variances),
+        certain_outputs=certain,
+        states=tuple(name for name in certain if name in Frontier.of(source).states),
         refused=rehearsal.refused,
         heads=tuple(
             head_with_mask(source, head, masks) for head in _heads(source, outputs, rehearsal, settings)

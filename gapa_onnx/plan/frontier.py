@@ -54,21 +54,29 @@ class Frontier:
 
     @functools.cached_property
     def layers(self) -> dict[str, Layers]:
-        """The last layers of each output that holds features. A state that is handed on from call to call, and
-        that other outputs depend on, is no answer by itself."""
+        """The last layers of each output that holds features and is no state."""
+        return {name: front for name, front in self._fronts.items() if name not in self.states}
+
+    @functools.cached_property
+    def states(self) -> frozenset[str]:
+        """The outputs that are handed on from call to call, and that other outputs depend on: no answers by
+        themselves."""
+        fronts = self._fronts
+        every: Layers = frozenset().union(*fronts.values())
+        maybe = {name for name in fronts if self._may_be_state(self.source.tensors[name])}
+        leading_on = _Fronts(self.network, {}).before(every, every) if maybe and every else set()
+        return frozenset(name for name in maybe if fronts[name] <= leading_on)
+
+    @functools.cached_property
+    def _fronts(self) -> dict[str, Layers]:
+        """The last layers of each output that holds features."""
         network = self.network
         outputs = [tensor for tensor in self.source.outputs if network.holds_features(tensor)]
         inside, found = _behind_layers(network, outputs), _Fronts(network, {})
         for node in self.source.graph.nodes:
             if id(node) in inside:
                 found.visit(node)
-        fronts = {tensor.name: found.by_tensor.get(tensor.name, frozenset()) for tensor in outputs}
-        every = frozenset().union(*fronts.values())
-        states = {tensor.name for tensor in outputs if self._may_be_state(tensor)}
-        leading_on = found.before(every, every) if states and every else set()
-        return {
-            name: front for name, front in fronts.items() if name not in states or not front <= leading_on
-        }
+        return {tensor.name: found.by_tensor.get(tensor.name, frozenset()) for tensor in outputs}
 
     def _may_be_state(self, output: gs.Tensor) -> bool:
         """Whether an output may be fed again as an input: of the same rank, with the same lengths where both are

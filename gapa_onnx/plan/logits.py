@@ -99,22 +99,24 @@ def _classifier(node: gs.Node) -> Squashed | None:
     labels = node.attrs.get("classlabels_ints") or node.attrs.get("classlabels_strings") or ()
     transform, x = node.attrs.get("post_transform", "NONE"), node.inputs[0]
     bias = np.asarray(node.attrs.get("intercepts") or np.zeros(len(labels)), np.float64)
-    rank = None if x.shape is None else len(x.shape)
-    if transform not in ("SOFTMAX", "LOGISTIC") or not len(bias) or len(labels) < 2 or rank not in (2, None):
+    if transform not in ("SOFTMAX", "LOGISTIC") or not len(bias) or len(labels) < 2 or not _may_be_rows(x):
         return None
     weights = np.reshape(node.attrs["coefficients"], (len(bias), -1)).astype(np.float64)
     what = f"LinearClassifier with post_transform {transform}"
-    if len(bias) == 1:
-        if transform != "LOGISTIC" or len(labels) != 2:
-            return None  # runtimes disagree on what it does
+    if len(bias) == 1 and len(labels) == 2 and transform == "LOGISTIC":
         half = Derived(np.stack([-weights[0], weights[0]], axis=1) / 2, np.array([-bias[0], bias[0]]) / 2)
         return Squashed(x, half, "softmax", what)
     if len(bias) != len(labels):
-        return None
+        return None  # of other single scores runtimes make different things
     scores = Derived(weights.T, bias)
     if transform == "LOGISTIC" and _are_opposite(weights, bias):
         return Squashed(x, Derived(weights.T / 2, bias / 2), "softmax", what)
     return Squashed(x, scores, "softmax" if transform == "SOFTMAX" else "sigmoid", what)
+
+
+def _may_be_rows(tensor: gs.Tensor) -> bool:
+    """Whether a tensor is (N, d), as far as is known."""
+    return tensor.shape is None or len(tensor.shape) == 2
 
 
 def _are_opposite(weights: Array, bias: Array) -> bool:

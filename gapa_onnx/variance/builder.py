@@ -365,16 +365,13 @@ class GraphBuilder:
         return Value(self, variable, variable.dtype)
 
     def to_body(
-        self,
-        inputs: Sequence[gs.Variable],
-        outputs: Sequence[Value],
-        ranks: Sequence[int | None] | None = None,
+        self, inputs: Sequence[gs.Variable], outputs: Sequence[Value], ranks: Sequence[int | None] = ()
     ) -> gs.Graph:
         """The graph as the body of a control-flow node; `ranks` are those of the outputs where they are told."""
         results = [self._tensors[value.name] for value in outputs]
         for position, (tensor, value) in enumerate(zip(results, outputs)):
             tensor.dtype = value.dtype
-            rank = None if ranks is None else ranks[position]
+            rank = ranks[position] if ranks else None
             if rank is not None:
                 tensor.shape = [None] * rank
         return gs.Graph(self._live(outputs), list(inputs), results, name="body", opset=self.opset)

@@ -56,7 +56,7 @@ def loop(
         names = ["running/next", *(f"next/{p}" for p in range(len(following)))]
         names += [f"each/{p}" for p in range(len(stacked))]
         results = [inner.emit("Identity", r, names=(f"{name}/{n}",)) for r, n in zip(results, names)]
-    closed = inner.to_body(inputs, results, None if ranks is None else (0, *ranks))
+    closed = inner.to_body(inputs, results, () if ranks is None else (0, *ranks))
     graph.close(inner)
     dtypes = [value.dtype for value in (*following, *stacked)]
     answers = graph.emit_several(

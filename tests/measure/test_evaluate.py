@@ -527,7 +527,7 @@ def test_rows_left_out_anywhere_cannot_be_matched(rng, tmp_path):
         np.zeros(22), opened.open_data({"x": np.zeros((22, model.data["x"].shape[1]))}, ImageOptions()), 20
     )
     free = replace(opened, inputs=(InputSpec("x", np.float32, (5, None)),))
-    data = free.open_data({"x": np.zeros((22, 3))}, ImageOptions())
+    data = free.open_data({"x": np.zeros((22, model.data["x"].shape[1]))}, ImageOptions())
     with pytest.raises(UserError, match="20 of 22 labelled rows") as caught:
         free.require_matching(np.zeros(22), data, 20)
     assert caught.value.hint == "give a multiple of 5 rows"

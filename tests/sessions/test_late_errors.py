@@ -40,7 +40,7 @@ def reads_left_out_rows(batch):
 
 
 def verifies(batch):
-    return run(in_pairs(), [batch], optimise=True)
+    return run(in_pairs(), [batch], level="all")
 
 
 @pytest.mark.parametrize("step", [reads, reads_left_out_rows, verifies])

@@ -64,8 +64,9 @@ def loop(node: NodeView) -> tuple[Value | None, ...]:
     ]
     given = [operand.raw if operand.present else None for operand in node.inputs]
     given += [_initial(states[p]) for p in uncertain]
-    ranks = [_rank(node, results, count, p) for p in (*range(count), *uncertain, *scans)]
-    twin_body = graph.to_body(inputs, outputs, [0, *ranks])
+    twin_body = graph.to_body(
+        inputs, outputs, [0, *_ranks(node, results, count, (*range(count), *uncertain, *scans))]
+    )
     node.graph.close(graph)
     # The twin's outputs: the mean states again, then the variance states, then the scanned variances.
     dtypes = [node.outputs[p].dtype for p in (*range(count), *uncertain, *scans)]
@@ -128,7 +129,7 @@ def _scan_body(
         *(_result(graph, body.outputs[p], found) for p in uncertain),
         *(_result(graph, body.outputs[p], found) for p in scans),
     ]
-    ranks = [_rank(node, body.outputs, count, p) for p in (*range(count), *uncertain, *scans)]
+    ranks = _ranks(node, body.outputs, count, (*range(count), *uncertain, *scans))
     return graph.to_body(inputs, outputs, ranks)
 
 
@@ -172,6 +173,12 @@ def _settled_states(
         if grown == uncertain:
             return uncertain, graph, found
         uncertain = grown
+
+
+def _ranks(
+    node: NodeView, results: Sequence[gs.Tensor], count: int, positions: Sequence[int]
+) -> list[int | None]:
+    return [_rank(node, results, count, position) for position in positions]
 
 
 def _rank(node: NodeView, results: Sequence[gs.Tensor], count: int, position: int) -> int | None:
