@@ -27,6 +27,7 @@ from gapa_onnx.record import (
     METADATA_KEY,
     BudgetRecord,
     CutRecord,
+    DetectionRecord,
     NoiseRecord,
     Record,
     TrialRecord,
@@ -75,6 +76,7 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
         noise=NoiseRecord(1347, 1.5, 1.75),
         uncovered="classes 4..9 of 10 on axis 1 (60%)",
         mask="attention_mask",
+        detection=DetectionRecord("logits", 1, 0, 2, "logits", 1, 5, 80, 4, 79, 300),
     )
     sites = tuple(
         dataclasses.replace(site, share_quantiles=one, mask="attention_mask") for site in record.sites
