@@ -92,8 +92,9 @@ def count_or_none(*, least: int, metavar: str, help: str, group: str | None = No
     return field(default=None, metadata=_declared(Choice(check, metavar, help, group, int)))
 
 
-def word_or_count(word: str, *, help: str, group: str | None = None) -> str | int:
-    """A word, which is the default, or a whole number from 1."""
+def word_or_count(word: str, *, default: int | None = None, help: str, group: str | None = None) -> str | int:
+    """A word or a whole number from 1; the word is the default unless a number is."""
+    usual: str | int = word if default is None else default
 
     def check(name: str, value: object) -> object:
         if value == word:
@@ -104,9 +105,9 @@ def word_or_count(word: str, *, help: str, group: str | None = None) -> str | in
             except ValueError:
                 hint = f"choose {word} or a whole number"
                 raise UserError(f"`{name}={value!r}` is not known", hint) from None
-        return _whole(name, value, 1, f"the default is {word}")
+        return _whole(name, value, 1, f"the default is {usual}")
 
-    return field(default=word, metadata=_declared(Choice(check, f"{word}|N", help, group)))
+    return field(default=usual, metadata=_declared(Choice(check, f"{word}|N", help, group)))
 
 
 def word_or_number(*words: str, help: str, group: str | None = None) -> str | float:
@@ -198,8 +199,15 @@ class Settings:
     task: str = words(
         default="auto",
         metavar="T",
-        help="What outputs mean: auto, classification, multilabel, regression, segmentation, tokens, none, "
+        help="What outputs mean: auto, classification, multilabel, regression, segmentation, tokens, detection, none, "
         "or OUTPUT=T,… for each.",
+        group=HEADS,
+    )
+    candidates: str | int = word_or_count(
+        "all",
+        default=300,
+        help="Of a detector: how many candidates an image has answers for, the most confident ones; all of them also have "
+        "a variance of the whole output.",
         group=HEADS,
     )
     ood_quantile: float = fraction(
@@ -294,7 +302,13 @@ class Settings:
         group=GAUSSIAN_PROCESS,
     )
     metric: str = one_of(
-        "euclidean", "whitened", help="Of distances between activations.", group=GAUSSIAN_PROCESS
+        "auto",
+        "euclidean",
+        "whitened",
+        "direction",
+        help="Of distances between activations: euclidean, after whitening, or between their directions, each divided "
+        "by its length; auto takes directions at a detector's candidates, else euclidean.",
+        group=GAUSSIAN_PROCESS,
     )
     jitter: float = fraction(
         default=1e-6,
@@ -313,6 +327,12 @@ class Settings:
         solver = "exact" if self.solver == "auto" else self.solver
         length_scale, scale, metric = (PAPER[name] for name in ("length_scale", "scale", "metric"))
         return replace(self, length_scale=length_scale, scale=scale, metric=metric, solver=solver)
+
+    def metric_at(self, chosen: bool) -> str:
+        """The metric of a site; `chosen` where its queries are those of a detector's candidates."""
+        if self.metric != "auto":
+            return self.metric
+        return "direction" if chosen else "euclidean"
 
     @property
     def most_points(self) -> int:

@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 import gapa_onnx
 from gapa_onnx.compiler import convert
 from gapa_onnx.errors import UserError
-from gapa_onnx.plan.tasks import Task
+from gapa_onnx.plan.head import Task
 from gapa_onnx.record import read
 
 DENSE = "{ z = MatMul(x, w1)  h = Tanh(z)  l = MatMul(h, w2)  "

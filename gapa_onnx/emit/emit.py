@@ -18,8 +18,8 @@ from gapa_onnx.emit.rewrite import SiteTensors, Template
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
 from gapa_onnx.model.splice import prune, splice
 from gapa_onnx.op.contract import CLASSES, DOMAIN
+from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.outputs import points_record
-from gapa_onnx.plan.tasks import Head
 from gapa_onnx.record import (
     FORMAT,
     METADATA_KEY,

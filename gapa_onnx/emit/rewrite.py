@@ -29,10 +29,10 @@ from gapa_onnx.op.contract import CLASSES, DOMAIN, SCHEMAS
 from gapa_onnx.op.function import body
 from gapa_onnx.op.storage import emit_points
 from gapa_onnx.plan.analyse import Plan
+from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.heads.lengths import LengthTensors
 from gapa_onnx.plan.heads.noise import NoiseTensors
 from gapa_onnx.plan.outputs import Answer, answer, declare, with_noise
-from gapa_onnx.plan.tasks import Head
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import RefusedNode, propagate

@@ -55,6 +55,7 @@ class SiteFit:
     scale: float  #: τ
     ceiling: float  #: A
     prior_var: Array = field(repr=False)  #: c², in a shape that broadcasts against the tensor
+    metric: str  #: of distances: euclidean, whitened or direction
     whitening: tuple[Array, Array] | None = field(repr=False)  #: centre (d,) and map (d, r) of queries
     sizes: Array | None = field(repr=False)  #: rows that each inducing point is the mean of
     share_quantiles: dict[str, float] = field(repr=False)  #: of the leave-one-out share
@@ -71,7 +72,9 @@ class SiteFit:
         return max(self.scale / self.ceiling - 1, 0.0)
 
     def as_compared(self, queries: Array) -> Array:
-        """Queries (…, d) as they are compared with the inducing points: whitened, where the metric is."""
+        """Queries (…, d) as they are compared with the inducing points: their directions, or whitened."""
+        if self.metric == "direction":
+            return statistics.directions(queries)
         if self.whitening is None:
             return queries
         centre, directions = self.whitening
@@ -144,8 +147,10 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
     progress("fitting", 0.0)
     _require_rows(collector, settings)
     rows = collector.rows(settings)  # (n, d)
-    whitening = None
-    if settings.metric == "whitened":
+    metric, whitening = settings.metric_at(site.chosen), None
+    if metric == "direction":
+        rows = statistics.directions(rows)
+    elif metric == "whitened":
         moments = collector.moments
         whitening = (moments.mean.astype(np.float32), statistics.whitening(moments.mean, moments.covariance))
         rows = (rows - whitening[0]) @ whitening[1]
@@ -180,6 +185,7 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
         scale=_scale(settings, shares),
         ceiling=CEILINGS["classes" if collected.classes else "values"],
         prior_var=_prior_var(collector),
+        metric=metric,
         whitening=whitening,
         sizes=sizes,
         share_quantiles=statistics.quantile_table(shares),

@@ -19,7 +19,7 @@ from gapa_onnx.fit import statistics
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.model.splice import splice
 from gapa_onnx.plan.analyse import Plan
-from gapa_onnx.plan.tasks import Task
+from gapa_onnx.plan.head import Task
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.sessions.feeding import TENSORS_PER_OUTPUT, Feeding, feeding
 from gapa_onnx.sessions.inference import row_count, run_batch
@@ -179,7 +179,9 @@ class Collector:
     def _begin(self, width: int) -> statistics.RowSample:
         self.width = width
         self.sample = statistics.RowSample(self._capacity(self.settings), width, self.settings.seed)
-        self.moments = statistics.Moments(width, covariance=self.settings.metric == "whitened")
+        self.moments = statistics.Moments(
+            width, covariance=self.settings.metric_at(self.site.chosen) == "whitened"
+        )
         self.channel_moments = statistics.Moments(width)  # used where the query is a pooled map
         return self.sample
 

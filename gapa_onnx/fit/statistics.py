@@ -14,6 +14,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.op.neighbourhoods import Chosen
 from gapa_onnx.op.shares import rows_at_once, share_by_offsets
 from gapa_onnx.threads import one_thread
+from gapa_onnx.variance.sites import SHORTEST
 
 # Quantiles that a file carries, of shares and of scores: every percent, and the tail in finer steps.
 QUANTILES = tuple(round(q / 1000, 3) for q in (*range(10, 990, 10), *range(990, 1000)))
@@ -203,6 +204,13 @@ def median_distance(rows: Array, pairs: int = 200_000, seed: int = 0) -> float:
         difference = rows[first[part]].astype(np.float64) - rows[second[part]]
         distances[part] = np.sqrt(np.einsum("ij,ij->i", difference, difference))
     return float(np.median(distances))
+
+
+def directions(rows: Array) -> Array:
+    """Rows (…, d) divided by their lengths; a row of zeros stays one."""
+    lengths = np.sqrt(np.einsum("...d,...d->...", rows, rows, dtype=np.float32))[..., None]
+    found: Array = (rows / np.maximum(lengths, SHORTEST)).astype(np.float32)
+    return found
 
 
 def whitening(mean: Array, covariance: Array, floor: float = 1e-3) -> Array:

@@ -14,11 +14,12 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.model.dtypes import is_float, is_quantised
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.frontier import Frontier
+from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.layers import Network
 from gapa_onnx.plan.masks import find_masks, head_with_mask, with_mask
 from gapa_onnx.plan.outputs import rehearse
 from gapa_onnx.plan.placement import find_sites
-from gapa_onnx.plan.tasks import Head, Task, find_heads
+from gapa_onnx.plan.tasks import find_heads
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.covariance import check_tail
 from gapa_onnx.variance.expansion import schema_with_body

@@ -19,7 +19,7 @@ import onnx_graphsurgeon as gs
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.constants import constant_of
 from gapa_onnx.model.load import SourceModel
-from gapa_onnx.plan.tasks import Head
+from gapa_onnx.plan.head import Head
 from gapa_onnx.variance.masks import INVERTED, tensor_of
 from gapa_onnx.variance.sites import Layout, Site
 

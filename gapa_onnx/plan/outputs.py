@@ -19,10 +19,10 @@ import onnx
 
 from gapa_onnx.model.dtypes import variance_dtype
 from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points
 from gapa_onnx.plan.heads.lengths import LengthTensors, level_score
 from gapa_onnx.plan.heads.noise import NoiseTensors, emit_noise
-from gapa_onnx.plan.tasks import Head, Task
 from gapa_onnx.record import PointsRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.covariance import cholesky, output_covariance

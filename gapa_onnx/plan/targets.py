@@ -11,7 +11,7 @@ import numpy as np
 
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
-from gapa_onnx.plan.tasks import Head, Task
+from gapa_onnx.plan.head import Head, Task
 
 
 def read_targets(given: Any, heads: Sequence[Head], data: DataSource) -> dict[str, np.ndarray]:

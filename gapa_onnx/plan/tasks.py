@@ -9,51 +9,17 @@ What is seen of an output is in `evidence`.
 from __future__ import annotations
 
 import difflib
-import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.evidence import End, Evidence, read_outputs
-from gapa_onnx.plan.logits import Derived
+from gapa_onnx.plan.head import Head, Task
 
 WIDE_AS_A_VOCABULARY = 1000  #: classes per position from which on these are taken for tokens
 MORE_THAN_AN_IMAGE = 5  #: channels of a map from which on these are taken for classes
 COARSEST_SEGMENTATION = 8  #: pixels of the input per position of the map; detectors are coarser
-
-
-class Task(str, enum.Enum):
-    CLASSIFICATION = "classification"  #: one of the classes along an axis, per row or per position
-    MULTILABEL = "multilabel"  #: yes or no for each label; with one label a binary classification
-    REGRESSION = "regression"
-    SEGMENTATION = "segmentation"  #: classification per pixel; link sigmoid: yes or no per channel
-    TOKENS = "tokens"  #: classification over a vocabulary, per position
-    NONE = "none"  #: a variance and no more
-
-
-@dataclass(frozen=True)
-class Head:
-    """What an output is for."""
-
-    output: str  #: the graph's output
-    task: Task
-    logits: str  #: the tensor that the head reads: the output, or what its last Softmax or Sigmoid takes
-    link: str  #: "softmax", "sigmoid" or "identity"
-    axis: int | None  #: of the classes, counted from 0; None without classes
-    rank: int | None  #: of the output; the logits have its shape
-    reason: str  #: a sentence for people
-    mask: str | None = None  #: what tells padding among the output's positions, see `variance.masks`
-    lengths: str | None = None  #: the mask that tells how long an input is, where it has one score
-    numbers: str = ""  #: the tensor that holds the output's numbers, where the output is a list of maps
-    derived: Derived | None = field(
-        default=None, compare=False
-    )  #: how logits follow from the tensor that is read
-
-    @property
-    def tensor(self) -> str:
-        """The tensor that holds the output's numbers."""
-        return self.numbers or self.output
 
 
 def find_heads(source: SourceModel, outputs: Sequence[str], spec: str = "auto") -> tuple[Head, ...]:

@@ -18,11 +18,14 @@ import enum
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_graphsurgeon as gs
 
 from gapa_onnx.model.dtypes import is_quantised
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.masks import pooled, valid_in
+
+SHORTEST = 1e-12  # length of a query, below which it has no direction
 
 
 class Layout(str, enum.Enum):
@@ -44,6 +47,7 @@ class Site:
     rank: int | None  #: of the query tensor, where it is known
     axis: int = -1  #: of the query tensor's features, counted from 0 where the rank is known
     mask: str | None = None  #: what tells padding among its queries, see `masks`
+    chosen: bool = False  #: only positions that a detector's candidates come from are queries, see `demand`
 
     @property
     def others(self) -> list[int]:
@@ -75,7 +79,21 @@ class Site:
         return f"{self.output}/gapa"
 
 
-def arrange(graph: VarianceGraph, site: Site, tensor: Value, valid: Value | None = None) -> Value:
+@dataclass(frozen=True)
+class Selection:
+    """The positions of a site's tensor that are queries, where not all of them are."""
+
+    indices: Value  #: int64 (q, rank - 1), in the order of the axes that are not that of the features
+    sizes: Value  #: int64 (rank - 1,): of these axes
+
+
+def arrange(
+    graph: VarianceGraph,
+    site: Site,
+    tensor: Value,
+    valid: Value | None = None,
+    selection: Selection | None = None,
+) -> Value:
     """The query tensor as (…, d) float32; `valid` (N, T) is the site's mask as bool, where it has one."""
     if is_quantised(tensor.dtype):
         tensor = graph.cast(tensor, np.float32)
@@ -88,7 +106,15 @@ def arrange(graph: VarianceGraph, site: Site, tensor: Value, valid: Value | None
         tensor = _mean_over_positions(graph, site, tensor)
     elif site.layout is Layout.FLAT:
         tensor = graph.emit("Flatten", tensor, axis=1)
+    if selection is not None:
+        tensor = graph.emit("GatherND", tensor, selection.indices)
     return graph.cast(tensor, np.float32)
+
+
+def direction(graph: VarianceGraph, query: Value) -> Value:
+    """Queries (…, d) divided by their lengths; a row of zeros stays one."""
+    length = graph.reduce("ReduceL2", query, [-1])
+    return query / graph.at_least(length, SHORTEST)
 
 
 def valid_for_mean(graph: VarianceGraph, source: SourceModel, site: Site) -> Value | None:
@@ -96,8 +122,13 @@ def valid_for_mean(graph: VarianceGraph, source: SourceModel, site: Site) -> Val
     return valid_in(graph, source, site.mask) if site.layout is Layout.POOLED and site.mask else None
 
 
-def restore(graph: VarianceGraph, site: Site, share: Value) -> Value:
-    """The op's answer (…, 1) in a shape that broadcasts against the query tensor."""
+def restore(graph: VarianceGraph, site: Site, share: Value, selection: Selection | None = None) -> Value:
+    """The op's answer (…, 1) in a shape that broadcasts against the query tensor; 0 where nothing was asked."""
+    if selection is not None:
+        shape = graph.emit("Concat", selection.sizes, graph.ints(1), axis=0)
+        zero = gs.Constant("value", np.zeros(1, share.dtype))
+        nothing = graph.emit("ConstantOfShape", shape, value=zero, dtype=share.dtype)
+        share = graph.emit("ScatterND", nothing, selection.indices, share)
     if site.layout is Layout.POSITIONS and not site.is_last:
         last = site.axes - 1
         return graph.emit("Transpose", share, perm=[*range(site.axis), last, *range(site.axis, last)])

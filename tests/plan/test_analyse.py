@@ -9,7 +9,7 @@ from support.small_models import parse
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import SourceModel, load
 from gapa_onnx.plan.analyse import analyse, require_convertible
-from gapa_onnx.plan.tasks import Task
+from gapa_onnx.plan.head import Task
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.rules import Options
 

@@ -19,9 +19,9 @@ import gapa_onnx
 from gapa_onnx.errors import UserError
 from gapa_onnx.op.classes import classes_body
 from gapa_onnx.op.contract import CLASSES, DOMAIN, VERSION
+from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points, reference
 from gapa_onnx.plan.heads.points import COARSE, FINE, LEADING, TABLE_COLUMNS, Points, grid, latin, samples
-from gapa_onnx.plan.tasks import Head, Task
 from gapa_onnx.record import PointsRecord
 from gapa_onnx.sessions.runtime import session_options
 from gapa_onnx.variance.graph import VarianceGraph

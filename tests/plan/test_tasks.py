@@ -11,7 +11,8 @@ from support import zoo
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import load
 from gapa_onnx.plan.analyse import analyse
-from gapa_onnx.plan.tasks import Task, find_heads
+from gapa_onnx.plan.head import Task
+from gapa_onnx.plan.tasks import find_heads
 from gapa_onnx.variance.propagation import propagate
 
 CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION, TOKENS, NONE = Task

@@ -25,9 +25,9 @@ import numpy as np
 from gapa_onnx.errors import UserError
 from gapa_onnx.op.classes import OLDEST_OPSET
 from gapa_onnx.op.contract import CLASSES, DOMAIN
+from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads.points import WIDE, Points, grid, latin, samples
 from gapa_onnx.plan.heads.split import ClassAxis, log_softmax, split_classes, split_labels
-from gapa_onnx.plan.tasks import Head, Task
 from gapa_onnx.settings import choices
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
