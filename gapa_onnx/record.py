@@ -24,6 +24,7 @@ FORMAT = 2  #: of the record; raised whenever a field is added, removed or chang
 
 
 # Text that is one of some words.
+Metric = Annotated[str, "euclidean", "whitened", "direction"]
 Layout = Annotated[str, "rows", "positions", "pooled", "flat"]
 Index = Annotated[str, "flat", "ivf", "ivfpq", "hnsw", "local"]
 Storage = Annotated[str, "float32", "float16", "int8"]
@@ -63,6 +64,7 @@ class SiteRecord:
     output: str  #: tensor of the source that becomes uncertain
     activation: str | None
     layout: Layout  #: what of a tensor is one query
+    metric: Metric  #: of distances between queries
     axis: int  #: of the query tensor's features; -1, the last, where its rank is not known
     operator: str  #: the node of the operator; its name is that of the share it computes
     share: str  #: tensor: the unexplained share s of each query
@@ -148,6 +150,7 @@ class HeadRecord:
     points: PointsRecord | None = None
     operator: str | None = None  #: the node of the head, where it is one operator
     score: ScoreRecord | None = None
+    image_score: ScoreRecord | None = None  #: of a whole image, where candidates have their own
     noise: NoiseRecord | None = None
     uncovered: str | None = None  #: which part of the output varies with the data and has no variance
     mask: str | None = None  #: tensor that tells padding among its positions, as that of a site

@@ -26,6 +26,7 @@ from gapa_onnx.record import (
     BudgetRecord,
     CutRecord,
     DataRecord,
+    DetectionRecord,
     HeadRecord,
     NoiseRecord,
     Record,
@@ -160,6 +161,7 @@ def _site_record(tensors: SiteTensors, fit: SiteFit) -> SiteRecord:
         output=fit.site.output,
         activation=fit.site.activation,
         layout=fit.site.layout.value,
+        metric=fit.metric,
         axis=fit.site.axis,
         operator=tensors.share,
         share=tensors.share,
@@ -199,6 +201,27 @@ def _head_record(
         points=points_record(template.plan.source, head, settings) if classes else None,
         operator=operators.get(roles["entropy"]) if classes else None,
         score=numbers.scores.get(head.output),
+        image_score=numbers.image_scores.get(head.output),
+        detection=_detection_record(head, settings),
         noise=None if noise is None else NoiseRecord(noise.rows, noise.nll, noise.constant_nll),
         mask=head.mask,
+    )
+
+
+def _detection_record(head: Head, settings: Settings) -> DetectionRecord | None:
+    detector = head.detector
+    if detector is None:
+        return None
+    return DetectionRecord(
+        boxes=detector.boxes.tensor,
+        box_axis=detector.boxes.axis,
+        box_start=detector.boxes.start,
+        candidate_axis=detector.boxes.candidate_axis,
+        classes=detector.classes.tensor,
+        class_axis=detector.classes.axis,
+        class_start=detector.classes.start,
+        classes_count=detector.classes.count,
+        objectness=detector.objectness,
+        background=detector.background,
+        candidates=None if isinstance(settings.candidates, str) else settings.candidates,
     )

@@ -27,6 +27,7 @@ class Numbers:
 
     fits: tuple[SiteFit, ...] = field(repr=False)  #: with the τ and A of the file
     scores: Mapping[str, ScoreRecord] = field(default_factory=dict, repr=False)  #: by output
+    image_scores: Mapping[str, ScoreRecord] = field(default_factory=dict, repr=False)  #: by detector's output
     lengths: Mapping[str, Array] = field(
         default_factory=dict, repr=False
     )  #: by output: the table of its score
@@ -50,9 +51,13 @@ def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
     for site, fit in at_sites(template, numbers.fits):
         if not fit.damping:  # s itself stands there in place of s / (s + 1/b)
             tensors[site.amplitude] = np.float32(fit.scale) * fit.prior_var
-    for output, name in template.thresholds.items():
-        if output in numbers.scores:
-            tensors[name] = np.asarray(numbers.scores[output].threshold)
+    for thresholds, scores in (
+        (template.thresholds, numbers.scores),
+        (template.image_thresholds, numbers.image_scores),
+    ):
+        for output, name in thresholds.items():
+            if output in scores:
+                tensors[name] = np.asarray(scores[output].threshold)
     tensors |= {template.lengths[output].table: table for output, table in numbers.lengths.items()}
     for output, names in template.noise.items():
         tensors |= numbers.noise[output].tensors(names)

@@ -29,6 +29,7 @@ from gapa_onnx.op.contract import CLASSES, DOMAIN, SCHEMAS
 from gapa_onnx.op.function import body
 from gapa_onnx.op.storage import emit_points
 from gapa_onnx.plan.analyse import Plan
+from gapa_onnx.plan.candidates import selections
 from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.heads.lengths import LengthTensors
 from gapa_onnx.plan.heads.noise import NoiseTensors
@@ -36,7 +37,7 @@ from gapa_onnx.plan.outputs import Answer, answer, declare, with_noise
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import RefusedNode, propagate
-from gapa_onnx.variance.sites import Layout, Site, arrange, restore, valid_for_mean
+from gapa_onnx.variance.sites import Layout, Selection, Site, arrange, direction, restore, valid_for_mean
 from gapa_onnx.variance.values import Scaled
 
 T = TypeVar("T")
@@ -68,6 +69,8 @@ class Template:
     scores: Mapping[str, str]  #: output with a score -> the score before it is levelled; not part of the file
     lengths: Mapping[str, LengthTensors]  #: output whose score is levelled over lengths -> parameters
     thresholds: Mapping[str, str]  #: output with a score -> parameter
+    image_scores: Mapping[str, str]  #: detector's output -> the score of an image
+    image_thresholds: Mapping[str, str]  #: detector's output -> parameter
     noise: Mapping[str, NoiseTensors]  #: output with targets -> parameters
     cuts: tuple[RefusedNode, ...]  #: nodes behind which outputs count as certain
 
@@ -81,10 +84,14 @@ def rewrite(
     tensors = source.tensors
     own: dict[str, Value] = {}
     at_sites: dict[str, SiteTensors] = {}
+    chosen: dict[str, Selection] = {}
 
     def birth(graph: VarianceGraph, site: Site) -> Value:
+        if site.chosen and not chosen:  # all of them at once
+            chosen.update(selections(source, graph, plan.sites, plan.heads, settings.candidates))
         query = graph.tensor(site.query, tensors[site.query].dtype or np.float32)
-        value, at_sites[site.output] = own_variance(graph, source, fits[site.output], query)
+        selection = chosen.get(site.output)
+        value, at_sites[site.output] = own_variance(graph, source, fits[site.output], query, selection)
         own[site.output] = _shaped_like(graph, source, site, query, value)
         return own[site.output]
 
@@ -120,6 +127,8 @@ def rewrite(
         scores={output: score.name for output, score in scores.items()},
         lengths=_present({output: found.lengths for output, found in answers.items()}),
         thresholds=_present({output: found.threshold for output, found in answers.items()}),
+        image_scores={o: roles[o]["image_score"] for o, found in answers.items() if found.image_threshold},
+        image_thresholds=_present({output: found.image_threshold for output, found in answers.items()}),
         noise=_present({output: found.noise for output, found in answers.items()}),
         cuts=result.refused,
     )
@@ -187,7 +196,11 @@ def _shaped_like(graph: VarianceGraph, source: SourceModel, site: Site, query: V
 
 
 def own_variance(
-    graph: VarianceGraph, source: SourceModel, fit: SiteFit, tensor: Value
+    graph: VarianceGraph,
+    source: SourceModel,
+    fit: SiteFit,
+    tensor: Value,
+    selection: Selection | None = None,
 ) -> tuple[Value, SiteTensors]:
     """amplitude · s / (s + half-way) at one site, in the shape of the site's tensor; both numbers are left open."""
     site, prefix = fit.site, fit.site.prefix
@@ -199,7 +212,9 @@ def own_variance(
         **fit.index.tensors,
     }
     with graph.scope(prefix):
-        query = arrange(graph, site, tensor, valid_for_mean(graph, source, site))
+        query = arrange(graph, site, tensor, valid_for_mean(graph, source, site), selection)
+        if fit.metric == "direction":
+            query = direction(graph, query)
         if fit.whitening is not None:
             centre, directions = fit.whitening
             query = query - graph.constant(centre, f"{prefix}/centre")
@@ -216,7 +231,7 @@ def own_variance(
         half_way = graph.constant(np.float32(1), f"{prefix}/half_way")
         amplitude = graph.constant(fit.prior_var, f"{prefix}/amplitude")
         levelled = graph.emit("Div", share, share + half_way, names=[f"{prefix}/levelled"])
-        scale = restore(graph, site, levelled)
+        scale = restore(graph, site, levelled, selection)
         if site.layout is Layout.POOLED:
             scale = graph.expand(
                 scale, like=graph.slice(tensor, site.axis, 0, 1)

@@ -19,6 +19,7 @@ from gapa_onnx.fit import statistics
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.model.splice import splice
 from gapa_onnx.plan.analyse import Plan
+from gapa_onnx.plan.candidates import selections
 from gapa_onnx.plan.head import Task
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.sessions.feeding import TENSORS_PER_OUTPUT, Feeding, feeding
@@ -51,7 +52,7 @@ def collect(plan: Plan, data: DataSource, settings: Settings, progress: Progress
     """The one pass over the data: the source model runs, and what the fit needs of its activations is kept."""
     collectors = tuple(Collector(site, settings, len(plan.sites)) for site in plan.sites)
     inputs = InputSample(settings.seed) if settings.length_scale == "input" else None
-    reader = _query_reader(plan.source, plan.sites)
+    reader = _query_reader(plan, settings)
     rows, fed = _stream(
         reader, feeding(reader.session, data, TENSORS_PER_OUTPUT), collectors, inputs, progress
     )
@@ -111,15 +112,18 @@ class QueryReader:
         return run_batch(self.session, wanted, batch, failed, "check the shape and range of the data")
 
 
-def _query_reader(source: SourceModel, sites: Sequence[Site]) -> QueryReader:
+def _query_reader(plan: Plan, settings: Settings) -> QueryReader:
     """The source model with the queries of each site as outputs, and the maps that are pooled or flattened."""
+    source, sites = plan.source, plan.sites
     graph = reading_graph(source)
     tensors = source.tensors
+    chosen = selections(source, graph, sites, plan.heads, settings.candidates)
     queries = []
     for site in sites:
         with graph.scope(f"{site.prefix}/query"):
             tensor = graph.tensor(site.query, np.dtype(tensors[site.query].dtype or np.float32))
-            made = arrange(graph, site, tensor, valid_for_mean(graph, source, site))
+            valid = valid_for_mean(graph, source, site)
+            made = arrange(graph, site, tensor, valid, chosen.get(site.output))
             queries.append(graph.emit("Identity", made))
     maps = list(dict.fromkeys(site.query for site in sites if site.layout in (Layout.POOLED, Layout.FLAT)))
     masks = _computed_masks(source, sites)

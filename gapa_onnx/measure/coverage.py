@@ -27,7 +27,7 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.measure.agreement import Batch, Check, run
 from gapa_onnx.model.protos import duplicate
 from gapa_onnx.model.splice import reads
-from gapa_onnx.record import Record
+from gapa_onnx.record import HeadRecord, Record
 
 NAME = "every part that varies has a variance"
 ROUNDING = 16  # units in the last place that a sum may move by without anything having changed
@@ -106,9 +106,15 @@ def coverage(
     allowed: bool = False,
 ) -> Coverage:
     """The check on the answers of a converted model to some batches; `allowed` lets uncovered parts pass."""
-    heads, found, rows = record.heads, {}, {}
+    heads = record.heads
+    found: dict[str, str] = {}
+    rows: dict[str, int] = {}
     changed = functools.cache(lambda: run(_with_other_weights(source), batches, level="all"))
-    for output in (value.name for value in source.graph.output if value.name not in record.states):
+    for output, head in heads.items():
+        if head.detection is not None:
+            text, rows[output] = _uncovered_candidates(head, answers)
+            found |= {output: text} if text else {}
+    for output in _judged_outputs(source, record):
         name = heads[output].outputs.get("var") if output in heads else None
         if output in heads and name is None:
             continue  # score only, which its head says
@@ -124,6 +130,38 @@ def coverage(
             if part.mask.any():
                 found[output] = part.text(heads[output].axis if output in heads else None)
     return _judged(source, record, found, rows, allowed)
+
+
+def _judged_outputs(source: onnx.ModelProto, record: Record) -> list[str]:
+    """The outputs that are judged element by element: neither states, nor what candidates speak for."""
+    spoken_for = {
+        name
+        for output, head in record.heads.items()
+        if head.detection is not None and "var" not in head.outputs
+        for name in (output, head.detection.boxes, head.detection.classes)
+    }
+    names = (value.name for value in source.graph.output)
+    return [name for name in names if name not in spoken_for and name not in record.states]
+
+
+def _uncovered_candidates(head: HeadRecord, answers: Sequence[Batch]) -> tuple[str, int]:
+    """Which box numbers and classes have no variance at any candidate, in words; and how many candidates there are."""
+    parts, count = [], 0
+    for role, what in (("box_var", "box numbers"), ("class_var", "classes")):
+        var = np.concatenate(
+            [
+                answer[head.outputs[role]].reshape(-1, answer[head.outputs[role]].shape[-1])
+                for answer in answers
+            ]
+        )
+        zero = (var == 0).all(axis=0)
+        count = len(var)
+        if count and zero.any():
+            share = 100 * float(zero.mean())
+            parts.append(
+                f"{what} {_ranges(np.flatnonzero(zero))} of {len(zero)} of every candidate ({share:.3g}%)"
+            )
+    return "; ".join(parts), count
 
 
 def _judged(

@@ -39,7 +39,7 @@ from gapa_onnx.sessions.runtime import first_line, library_path
 ROWS = 2  # of one question
 SUMS = 4  # units of rounding by which sums of a variance graph differ between optimisation levels, relative
 PROBABILITY_SLOPE = 1.0  # |Δp| ≤ 0.12 |Δv| / v for the bridge of one class, and so 1 is ample
-ROLES = ("var", "cov", "total_var", "score", "probs")
+ROLES = ("var", "cov", "total_var", "score", "probs", "class_var", "box_var", "image_score")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,9 @@ def _compared(record: Record) -> Iterator[tuple[str, str]]:
     """Outputs beside the source's that follow from variances smoothly, with their roles."""
     for head in record.heads.values():
         for role, output in head.outputs.items():
-            if role in ROLES and not (role == "score" and head.score and head.score.kind == "epistemic"):
+            if role in ROLES and not (
+                role in ("score", "image_score") and head.score and head.score.kind == "epistemic"
+            ):
                 yield output, role
 
 

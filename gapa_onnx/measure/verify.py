@@ -19,6 +19,7 @@ import onnx
 from gapa_onnx.arrays import Array
 from gapa_onnx.measure import strangers
 from gapa_onnx.measure.agreement import Batch, Check, Operators, bit_equal, run
+from gapa_onnx.measure.candidates import candidate_scores
 from gapa_onnx.measure.coverage import coverage
 from gapa_onnx.model.protos import duplicate
 from gapa_onnx.record import HeadRecord, Record, require, require_outputs, require_thresholds
@@ -58,7 +59,7 @@ def verify(
     return [
         _same_outputs(names, before["none"], native, "none"),
         _same_outputs(names, before["all"], optimised, "all"),
-        _sound_variances({output: head.outputs["var"] for output, head in record.heads.items()}, optimised),
+        _sound_variances(record.heads, optimised),
         *_sound_heads(record.heads, optimised),
         coverage(source, record, batches, optimised[first:], allowed=allow_uncovered),
         *strangers.checks(
@@ -71,7 +72,10 @@ def verify(
 def _require_described(record: Record, converted: onnx.ModelProto) -> None:
     """UserError where the record speaks of what the model does not have."""
     present = {output.name for output in converted.graph.output}
-    require_outputs(record.heads, present, roles=["var"])
+    plain = {output: head for output, head in record.heads.items() if head.detection is None}
+    detectors = {output: head for output, head in record.heads.items() if head.detection is not None}
+    require_outputs(plain, present, roles=["var"])
+    require_outputs(detectors, present, roles=["candidates", "class_var", "box_var", "score"])
     classes = {output: head for output, head in record.heads.items() if "probs" in head.outputs}
     require_outputs(classes, present, roles=HEAD_ROLES)
     require_thresholds(record, converted.graph)
@@ -93,10 +97,16 @@ def _same_outputs(names: Sequence[str], before: Sequence[Batch], after: Sequence
     return Check(f"source outputs bit-equal, optimisation {level}", not different, detail)
 
 
-def _sound_variances(variances: dict[str, str], answers: Sequence[Batch]) -> Check:
+def _sound_variances(heads: Mapping[str, HeadRecord], answers: Sequence[Batch]) -> Check:
     faults = set()
+    variances = {
+        head.outputs[role]: output if role == "var" else head.outputs[role]
+        for output, head in heads.items()
+        for role in ("var", "class_var", "box_var")
+        if role in head.outputs
+    }
     for answer in answers:
-        for output, name in variances.items():
+        for name, output in variances.items():
             mean, var = answer[output], answer[name]
             if isinstance(var, list):  # of a sequence
                 mean, var = (np.concatenate([np.ravel(part) for part in parts]) for parts in (mean, var))
@@ -106,7 +116,7 @@ def _sound_variances(variances: dict[str, str], answers: Sequence[Batch]) -> Che
                 faults.add(f"{name} has NaN or infinity")
             elif (var < 0).any():
                 faults.add(f"{name} is negative ({var.min():.3g})")
-    detail = "; ".join(sorted(faults)) or ", ".join(variances.values())
+    detail = "; ".join(sorted(faults)) or ", ".join(variances)
     return Check("variances finite and not negative", not faults, detail)
 
 
@@ -117,16 +127,23 @@ def _sound_heads(heads: Mapping[str, HeadRecord], answers: Sequence[Batch]) -> l
         roles = head.outputs
         if "probs" not in roles:
             continue
-        axis = head.axis if head.axis is not None else -1  # classes have one
+        axis = head.axis if head.axis is not None and head.detection is None else -1  # classes have one
         faults = {
             fault
             for answer in answers
-            for fault in _head_faults(head, axis, as_array(answer[output]), answer)
+            for fault in _head_faults(head, axis, _judged_by(head, output, answer), answer)
         }
         kept = "" if head.bridge != "shared" else "; the most probable class is the source's"
         detail = "; ".join(sorted(faults)) or f"{', '.join(roles[role] for role in HEAD_ROLES)}{kept}"
         checks.append(Check(f"{output}: {head.task} head", not faults, detail))
     return checks
+
+
+def _judged_by(head: HeadRecord, output: str, answer: Batch) -> Array:
+    """What a head's probabilities must agree with: the output, or the class scores of a detector's candidates."""
+    if head.detection is None or head.detection.classes not in answer:
+        return as_array(answer[output]) if head.detection is None else answer[head.outputs["probs"]]
+    return candidate_scores(head, answer)
 
 
 def _head_faults(head: HeadRecord, axis: int, mean: Array, answer: Batch) -> Iterator[str]:

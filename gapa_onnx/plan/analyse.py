@@ -13,6 +13,7 @@ import numpy as np
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.dtypes import is_float, is_quantised
 from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.candidates import with_candidates
 from gapa_onnx.plan.frontier import Frontier
 from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.layers import Network
@@ -72,17 +73,16 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
         tensor.name for tensor in source.outputs if is_float(tensor.dtype) or is_quantised(tensor.dtype)
     ]
     outputs = tuple(name for name in carriers if name in rehearsal.variances)
+    heads = tuple(_heads(source, outputs, rehearsal, settings))
     certain = tuple(name for name in floats if name not in rehearsal.variances)
     return Plan(
         source=source,
-        sites=chosen,
+        sites=with_candidates(source, chosen, heads, settings.candidates),
         outputs=outputs,
         certain_outputs=certain,
         states=tuple(name for name in certain if name in Frontier.of(source).states),
         refused=rehearsal.refused,
-        heads=tuple(
-            head_with_mask(source, head, masks) for head in _heads(source, outputs, rehearsal, settings)
-        ),
+        heads=tuple(head_with_mask(source, head, masks) for head in heads),
         options=options,
     )
 
@@ -90,10 +90,15 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
 def _heads(
     source: SourceModel, outputs: Sequence[str], rehearsal: Propagation, settings: Settings
 ) -> Iterator[Head]:
-    """The heads that can be written; one that was only assumed gives way to a plain variance."""
-    for head in find_heads(source, outputs, settings.task):
+    """The heads that can be written; one that was only assumed gives way to a plain variance. What a detector's head
+    speaks for has none of its own, unless all candidates are asked for."""
+    found = find_heads(source, outputs, settings.task)
+    spoken_for = {name for head in found if head.detector for name in head.detector.spoken_for}
+    for head in found:
+        if head.output in spoken_for and settings.candidates != "all":
+            continue
         try:
-            if head.logits not in rehearsal.variances:
+            if any(name not in rehearsal.variances for name in _read_by(head)):
                 raise UserError(
                     f"the sites lie behind {head.logits!r}, so it has no variance", "choose earlier sites"
                 )
@@ -103,10 +108,14 @@ def _heads(
             if settings.task != "auto":
                 raise
             reason = f"{head.reason}; but {error.message}, so there is only a variance"
-            plain = replace(
-                head, task=Task.NONE, logits=head.tensor, derived=None, link="identity", axis=None
-            )
+            plain = replace(head, task=Task.NONE, logits=head.tensor, derived=None, link="identity", axis=None,
+                            detector=None)  # fmt: skip
             yield replace(plain, reason=reason)
+
+
+def _read_by(head: Head) -> tuple[str, ...]:
+    """The tensors whose variances a head reads."""
+    return (head.logits,) if head.detector is None else (head.logits, head.detector.boxes.tensor)
 
 
 def require_convertible(plan: Plan, settings: Settings) -> None:

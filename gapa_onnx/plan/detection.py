@@ -56,10 +56,17 @@ class Detector:
     link: str  #: of the class scores: sigmoid or softmax
     squashed: bool  #: the scores are probabilities, not logits
     reason: str
+    logits: Slab | None = None  #: of the class scores, where a tensor holds them in the same order
     objectness: int | None = None  #: feature of the classes' tensor: the probability of an object
     background: int | None = None  #: class that means "no object"
     selected: str | None = None  #: what NonMaxSuppression selects, int64 (s, 3): row, class, candidate
     outputs: tuple[str, ...] = ()  #: of the graph that hold boxes and scores; answers stand beside the first
+
+    @property
+    def spoken_for(self) -> tuple[str, ...]:
+        """Outputs that need no variance of their own, since the answers of candidates hold it. What NonMaxSuppression
+        selects is another matter: its outputs are small."""
+        return self.outputs[1:] if self.selected is None else ()
 
 
 @dataclass(frozen=True)
@@ -130,9 +137,27 @@ def _one(output: gs.Tensor, axis: int, classes: Run, first: int, reason: str) ->
         link="sigmoid",
         squashed=classes.squashed,
         reason=reason,
+        logits=_joined_logits(output, axis, first, classes.size),
         objectness=BOX if first > BOX else None,
         outputs=(name,),
     )
+
+
+def _joined_logits(output: gs.Tensor, axis: int, first: int, count: int) -> Slab | None:
+    """The logits of classes that are the last thing to be put behind boxes."""
+    node = through(output).inputs[0] if through(output).inputs else None
+    if node is None or node.op != "Concat" or int(node.attrs["axis"]) % 3 != axis:
+        return None
+    start = 0
+    for part in node.inputs:
+        size = part.shape[axis] if part.shape is not None and len(part.shape) == 3 else None
+        logits = sigmoid_of(through(part))
+        if start == first and size == count and logits is not None:
+            return Slab(logits.name, axis, 0, count)
+        if not isinstance(size, int):
+            return None
+        start += size
+    return None
 
 
 def _classes_in(runs: Sequence[Run], axis: int) -> tuple[int, Run | None, int]:
@@ -212,11 +237,13 @@ def _pair(
         return None
     link, background = _link(end.link if end is not None else None, scores, width)
     what = f"holds class {'probabilities' if end is not None else 'logits'} of the candidates whose boxes are {boxes.name!r}"
+    logits = end is not None and end.derived is None and _sizes(end.logits)[1:] == sizes[1:]
     return Detector(
         boxes=Slab(boxes.name, axis, 0, BOX),
         classes=Slab(scores.name, class_axis, 0, width),
         link=link,
         squashed=end is not None,
+        logits=Slab(end.logits.name, class_axis, 0, width) if end is not None and logits else None,
         reason=f"{what}; {link}{'' if background is None else f', class {background} is no object'}",
         background=background,
         outputs=(scores.name, boxes.name),

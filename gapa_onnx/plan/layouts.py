@@ -1,7 +1,8 @@
 """What one query is at a place: the one decision for sites that are found and for sites that are named.
 
 A map, as convolutions have it, is one query per position where a last layer reads it and that is known to be
-cheap, one query if the next layer reads it flattened, and its mean over positions else. Anything else, tokens for
+cheap, one query if the next layer reads it flattened, and its mean over positions else. Where a detector's candidates
+come from single positions, each of these is a query. Anything else, tokens for
 one, is a query per position, whatever their number.
 """
 
@@ -13,6 +14,7 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from gapa_onnx.plan.axes import FeatureAxes
+from gapa_onnx.plan.candidates import Candidates
 from gapa_onnx.plan.frontier import Frontier
 from gapa_onnx.plan.layers import Network
 from gapa_onnx.variance.sites import Layout
@@ -32,7 +34,7 @@ def layout_at(network: Network, query: gs.Tensor, output: gs.Tensor) -> tuple[La
     numbers = _count(query.shape[1:])
     if features.flattened and numbers is not None and numbers <= WIDEST_FLAT_QUERY:
         return Layout.FLAT, features.axis
-    if features.on_map and features.axis > 0:
+    if features.on_map and features.axis > 0 and output.name not in Candidates.of(network.source).made_of:
         positions = _count([size for at, size in enumerate(query.shape) if at not in (0, features.axis)])
         last = output.name in Frontier.of(network.source).places and not features.flattened
         if not last or positions is None or positions > MOST_POSITIONS:

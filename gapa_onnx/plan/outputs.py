@@ -7,6 +7,7 @@ probs, tokens                     y_probs …     classes
 entropy, aleatoric, epistemic     y_entropy …   classes; the first is the sum of the others
 score, ood                        y_score …     how strange an input is, and whether beyond the threshold
 aleatoric_var, total_var          y_total_var … regression with a noise head (`heads.noise`)
+candidates, box_var, class_var    y_box_var …   detectors; all roles but image_score and image_ood per candidate
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import onnx
 
 from gapa_onnx.model.dtypes import variance_dtype
 from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.detection import BOX, Detector
 from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points
+from gapa_onnx.plan.heads.detection import emit_detection
 from gapa_onnx.plan.heads.lengths import LengthTensors, level_score
 from gapa_onnx.plan.heads.noise import NoiseTensors, emit_noise
 from gapa_onnx.record import PointsRecord
@@ -44,6 +47,7 @@ class Answer:
     noise: NoiseTensors | None = None  #: of the noise head
     score: Value | None = None  #: before it is levelled over lengths; no number at padding
     lengths: LengthTensors | None = None  #: where it is
+    image_threshold: str | None = None  #: the same for the score of an image, where candidates have their own
 
 
 def answer(
@@ -59,6 +63,8 @@ def answer(
 
     `variances` are those of all tensors, `own` those that are born at each site, by its output.
     """
+    if head.detector is not None:
+        return _detection(source, graph, head, variances, settings)
     roles = {"var": variances[head.output]}
     logits_var, factor = variances[head.logits], None
     if settings.covariance == "full":
@@ -86,6 +92,27 @@ def answer(
         with graph.scope(f"{head.output}/ood"):
             flag = graph.emit("And", flag, _like(graph, _valid(source, graph, head.mask), head))
     return replace(found, roles={**found.roles, "ood": flag}, threshold=threshold)
+
+
+def _detection(
+    source: SourceModel, graph: VarianceGraph, head: Head, variances: Mapping[str, Value], settings: Settings
+) -> Answer:
+    """All that stands beside a detector's class scores; a variance of the whole output only where all is asked for."""
+    count = settings.candidates
+    roles, spread = emit_detection(graph, source, head, variances, _options(settings), count)
+    if count == "all" and head.output in variances:
+        roles = {"var": variances[head.output], **roles}
+    found = Answer(roles, spread, None, score=roles["score"])
+    flag, threshold = _beyond_threshold(graph, head, roles["score"])
+    image, image_threshold = _beyond_threshold(graph, head, roles["image_score"], "image_")
+    roles |= {"ood": flag, "image_ood": image}
+    if "selected_score" in roles:
+        with graph.scope(f"{head.output}/selected_ood"):
+            line = graph.tensor(threshold, roles["score"].dtype)
+            roles["selected_ood"] = graph.emit(
+                "Not", graph.emit("Less", roles["selected_score"], line, dtype=np.bool_)
+            )
+    return replace(found, roles=roles, threshold=threshold, image_threshold=image_threshold)
 
 
 def _valid(source: SourceModel, graph: VarianceGraph, mask: str | None) -> Value | None:
@@ -141,6 +168,8 @@ def rehearse(
     source: SourceModel, graph: VarianceGraph, head: Head, variances: Mapping[str, Value], settings: Settings
 ) -> None:
     """Raise UserError where a head cannot be written for this model."""
+    if head.detector is not None:
+        emit_detection(graph, source, head, variances, _options(settings), settings.candidates)
     if head.task in CLASS_TASKS:
         _classes(source, graph, head, variances[head.logits], None, settings)
 
@@ -212,10 +241,10 @@ def _mean_variance(graph: VarianceGraph, head: Head, var: Value, valid: Value | 
         return graph.reduce("ReduceMean", var, list(range(1, head.rank)), keepdims=False)
 
 
-def _beyond_threshold(graph: VarianceGraph, head: Head, score: Value) -> tuple[Value, str]:
+def _beyond_threshold(graph: VarianceGraph, head: Head, score: Value, whose: str = "") -> tuple[Value, str]:
     """Emit the flag not (score < threshold), which is true for a NaN; the threshold is a parameter."""
-    with graph.scope(f"{head.output}/ood"):
-        threshold = graph.constant(np.asarray(np.inf, score.dtype), f"{head.output}/score/threshold")
+    with graph.scope(f"{head.output}/{whose}ood"):
+        threshold = graph.constant(np.asarray(np.inf, score.dtype), f"{head.output}/{whose}score/threshold")
         return graph.emit("Not", graph.emit("Less", score, threshold, dtype=np.bool_)), threshold.name
 
 
@@ -232,6 +261,9 @@ def declare(output: onnx.ValueInfoProto, head: Head, role: str, value: Value) ->
         kind = info.type
     tensor = kind.tensor_type
     tensor.elem_type = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    if head.detector is not None and role != "var":
+        _declare_candidates(tensor, head.detector, role)
+        return info
     if not tensor.HasField("shape"):
         return info
     dims = list(tensor.shape.dim)
@@ -245,3 +277,16 @@ def declare(output: onnx.ValueInfoProto, head: Head, role: str, value: Value) ->
     tensor.ClearField("shape")
     tensor.shape.CopyFrom(shape)
     return info
+
+
+def _declare_candidates(tensor: onnx.TypeProto.Tensor, detector: Detector, role: str) -> None:
+    """Rows, then candidates, then features, as many as the role has; only features have known sizes."""
+    rows = list(tensor.shape.dim[:1]) if detector.selected is None else []
+    features = {"probs": detector.classes.count, "class_var": detector.classes.count, "box_var": BOX}
+    width = features.get(role.removeprefix("selected_"), 0)
+    dims = [onnx.TensorShapeProto.Dimension() for _ in range(1 + (role[:5] not in ("image", "selec")))]
+    dims[: len(rows)] = rows
+    if width != 0:
+        dims.append(onnx.TensorShapeProto.Dimension(dim_value=width))
+    tensor.ClearField("shape")
+    tensor.shape.CopyFrom(onnx.TensorShapeProto(dim=dims))

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.detection import Detector, by_shape, find_detectors
 from gapa_onnx.plan.evidence import End, Evidence, read_outputs
 from gapa_onnx.plan.head import Head, Task
 
@@ -32,7 +33,11 @@ def find_heads(source: SourceModel, outputs: Sequence[str], spec: str = "auto") 
     known = read_outputs(source)
     asked = _asked(spec, outputs)
     heads, misfits = [], []
+    detectors = _detectors(source, known, outputs, asked)
     for name in outputs:
+        if name in detectors:
+            heads.append(_of_detector(known[name], detectors[name]))
+            continue
         try:
             head = _as_asked(known[name], asked[name]) if name in asked else _detected(known[name], known)
         except _Misfit as misfit:
@@ -51,6 +56,30 @@ def find_heads(source: SourceModel, outputs: Sequence[str], spec: str = "auto") 
             f"let `task` be auto, one of {_TASK_WORDS}, or name=task for single outputs",
         )
     return tuple(heads)
+
+
+def _detectors(
+    source: SourceModel, known: Mapping[str, Evidence], outputs: Sequence[str], asked: Mapping[str, Task]
+) -> dict[str, Detector]:
+    """The detectors by the output that has their head: those that are seen, unless another task is asked for."""
+    found = {
+        detector.outputs[0]: detector
+        for detector in find_detectors(source, known)
+        if all(asked.get(name, Task.DETECTION) is Task.DETECTION for name in detector.outputs[:1])
+    }
+    within = {name for detector in found.values() for name in detector.outputs}
+    for name, task in asked.items():
+        if task is Task.DETECTION and name not in within:
+            by_its_sizes = by_shape(source.tensors[name])
+            if by_its_sizes is not None:
+                found[name] = by_its_sizes
+    return {name: detector for name, detector in found.items() if name in outputs}
+
+
+def _of_detector(out: Evidence, detector: Detector) -> Head:
+    logits = detector.logits or detector.classes
+    return Head(out.name, Task.DETECTION, logits.tensor, detector.link, logits.axis, out.rank, detector.reason,
+                detector=detector)  # fmt: skip
 
 
 _TASK_WORDS = ", ".join(task.value for task in Task)

@@ -25,6 +25,7 @@ from gapa_onnx.settle.kept import Kept
 
 MOST_QUERIES = 20_000  # of all sites together, for 2000 rows: each is a solve of K x K
 FEWEST_ROWS = 32  # where a row has very many queries
+FEWEST_IMAGES = 200  # of a detector, whose images have a score of their own
 
 Batch = dict[str, Array]
 
@@ -141,7 +142,8 @@ def _count(calibration: Calibration, purpose: Purpose) -> int:
     """Rows for a purpose: fewer where each of them has many queries."""
     per_row = sum(fit.rows for fit in calibration.fits) / calibration.rows
     queries = MOST_QUERIES * ROWS[purpose] / ROWS[Purpose.SCORES]
-    return min(ROWS[purpose], max(FEWEST_ROWS, int(queries / max(per_row, 1e-9))))
+    fewest = FEWEST_IMAGES if any(fit.site.chosen for fit in calibration.fits) else FEWEST_ROWS
+    return min(ROWS[purpose], max(fewest, int(queries / max(per_row, 1e-9))))
 
 
 def chosen_rows(data: Feeding, batch_rows: int, wanted: Array) -> Iterator[tuple[Array, Batch, Purpose]]:

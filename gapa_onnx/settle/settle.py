@@ -53,7 +53,11 @@ def settle(
     sample = leave_out(calibration, data, purposes, known, seed=settings.seed, progress=progress)
     scores = _scores(template, settings)
     wanted = [*_by_variance(template, scores), *_beside_targets(template, targets)]
-    scored = [*scores.values(), *(one.lengths for one in template.lengths.values())]
+    scored = [
+        *scores.values(),
+        *(one.lengths for one in template.lengths.values()),
+        *template.image_scores.values(),
+    ]
     tail = Tail(template, wanted or scored)
     if Purpose.WEIGHING in purposes:
         numbers = weighed(template, sample, numbers, tail, settings.seed, progress)
@@ -72,7 +76,7 @@ def _purposes(template: Template, settings: Settings, targets: Mapping[str, Arra
     purposes = Purpose(0)
     if template.spreads:
         purposes |= Purpose.SCORES
-        if len(template.plan.sites) > 1 and settings.scale == "loo":
+        if len(template.plan.sites) > 1 and settings.scale == "loo" and not template.image_scores:
             purposes |= Purpose.WEIGHING
     if targets:
         purposes |= Purpose.NOISE
@@ -113,6 +117,7 @@ def with_thresholds(
 ) -> Numbers:
     """Find the threshold of each output that has a score, and add it to the numbers."""
     samples = {output: ScoreSample(settings.seed) for output in scores}
+    images = {output: ScoreSample(settings.seed) for output in template.image_scores}
     to_level: dict[str, list[Array]] = {output: [] for output in scores if output in template.lengths}
     rows = 0
     for batch in sample.batches(Purpose.SCORES):
@@ -124,6 +129,8 @@ def with_thresholds(
                 to_level[output].append(np.stack([answers[tensor], lengths]).astype(np.float64))
             else:
                 samples[output].add(answers[tensor])
+        for output, tensor in template.image_scores.items():
+            images[output].add(answers[tensor])
     levels = {}
     for output, parts in to_level.items():
         values, lengths = np.concatenate(parts, axis=1)
@@ -132,8 +139,20 @@ def with_thresholds(
             levels[output], values = level, level.levelled(values, lengths)
         samples[output].add(values)
     found = {
-        output: _score_record(template, output, one, rows, scores[output], levels.get(output), settings)
+        output: _score_record(
+            template.thresholds[output],
+            one,
+            rows,
+            "variance" if scores[output] == template.spreads[output] else settings.score,
+            levels.get(output),
+            settings,
+        )
         for output, one in samples.items()
+        if len(one.values)
+    }
+    of_images = {
+        output: _score_record(template.image_thresholds[output], one, rows, settings.score, None, settings)
+        for output, one in images.items()
         if len(one.values)
     }
     lost = {
@@ -142,25 +161,30 @@ def with_thresholds(
         if output not in found
     }
     tables = {output: level.table() for output, level in levels.items() if output in found}
-    return replace(numbers, scores=found, lengths=tables, remarks={**numbers.remarks, **lost})
+    return replace(
+        numbers,
+        scores=found,
+        image_scores=of_images,
+        lengths=tables,
+        remarks={**numbers.remarks, **lost},
+    )
 
 
 def _score_record(
-    template: Template,
-    output: str,
+    tensor: str,
     scores: ScoreSample,
     rows: int,
-    tensor: str,
+    kind: str,
     level: LengthFit | None,
     settings: Settings,
 ) -> ScoreRecord:
     quantiles = scores.table()
     return ScoreRecord(
-        kind="variance" if tensor == template.spreads[output] else settings.score,
+        kind=kind,
         rows=rows,
         source="left-out calibration rows",
         quantiles=quantiles,
-        tensor=template.thresholds[output],
+        tensor=tensor,
         quantile=settings.ood_quantile,
         threshold=threshold_at(quantiles, settings.ood_quantile),
         lengths=None if level is None else level.numbers(),

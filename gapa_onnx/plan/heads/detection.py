@@ -1,0 +1,211 @@
+"""The head of a detector, as graph nodes: answers for the candidates that matter.
+
+With p_c the class probabilities of a candidate and o that of an object, where the model has one:
+
+    confidence   max_c p_c · o                          by which candidates are chosen, the largest first
+    class_var    variance of the class logits           logit p has the variance var(p) / (p (1 - p))²
+    probs, …     as for labels or classes (`classes`)   one candidate is one row
+    box_var      variance of the four box numbers       as the model decodes them, in their own units
+    image_score  mean score of an image's candidates
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gapa_onnx.errors import UserError
+from gapa_onnx.model.dtypes import variance_dtype
+from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.detection import Detector, Slab
+from gapa_onnx.plan.head import Head
+from gapa_onnx.plan.heads.classes import HeadOptions, emit_classes
+from gapa_onnx.variance.demand import OLDEST_OPSET
+from gapa_onnx.variance.graph import Value, VarianceGraph
+
+#: Probabilities are kept so far from 0 and 1 that their logits, and p (1 - p) squared, are numbers of single precision.
+FAINTEST, SUREST = 1e-12, 1 - 2.0**-20
+
+#: Roles that are one number per candidate, or per row that NonMaxSuppression selects.
+PER_CANDIDATE = ("entropy", "aleatoric", "epistemic", "score", "objectness")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The candidates that answers are for: by rank (N, K), or by row and place (s, 2)."""
+
+    graph: VarianceGraph
+    indices: Value
+    by_rank: bool
+
+    def of(self, slab: Slab, tensor: Value) -> Value:
+        """The features of a slab of these candidates, from a tensor that lies as the slab's: (N, K, f) or (s, f)."""
+        graph, end = self.graph, None if slab.count is None else slab.start + slab.count
+        part = tensor
+        if slab.start or end is not None:
+            part = graph.slice(tensor, slab.axis, slab.start, end)
+        if not self.by_rank:
+            return graph.emit("GatherND", _features_last(graph, slab, part), self.indices)
+        places = graph.unsqueeze(self.indices, [slab.axis])
+        alike = graph.emit("Concat", *_sizes(graph, slab, part, self.indices), axis=0)
+        spread = graph.emit("Expand", places, alike)
+        return _features_last(
+            graph, slab, graph.emit("GatherElements", part, spread, axis=slab.candidate_axis)
+        )
+
+
+def _sizes(graph: VarianceGraph, slab: Slab, part: Value, indices: Value) -> list[Value]:
+    rows, features, count = (
+        graph.dimension(part, 0),
+        graph.dimension(part, slab.axis),
+        graph.dimension(indices, 1),
+    )
+    return [rows, features, count] if slab.axis == 1 else [rows, count, features]
+
+
+def _features_last(graph: VarianceGraph, slab: Slab, tensor: Value) -> Value:
+    return tensor if slab.axis == 2 else graph.emit("Transpose", tensor, perm=[0, 2, 1])
+
+
+def most_confident(graph: VarianceGraph, source: SourceModel, detector: Detector, count: str | int) -> Value:
+    """The places of the most confident candidates: int64 (N, K), with K at most `count`."""
+    with graph.scope(f"{detector.outputs[0]}/candidates"):
+        slab = detector.classes
+        tensor = _read(graph, source, slab.tensor)
+        scores = graph.slice(
+            tensor, slab.axis, slab.start, None if slab.count is None else slab.start + slab.count
+        )
+        if not detector.squashed:
+            softmax = detector.link == "softmax"
+            scores = graph.emit("Softmax", scores, axis=slab.axis) if softmax else scores.sigmoid()
+        if detector.background is not None:
+            scores = _without(graph, slab, scores, detector.background)
+        confidence = graph.reduce("ReduceMax", scores, [slab.axis], keepdims=False)
+        if detector.objectness is not None:
+            at = detector.objectness
+            known = graph.squeeze(graph.slice(tensor, slab.axis, at, at + 1), [slab.axis])
+            confidence = confidence * (known if detector.squashed else known.sigmoid())
+        size = graph.dimension(confidence, 1)
+        wanted = size if isinstance(count, str) else graph.emit("Min", size, graph.ints(count))
+        return graph.topk(confidence, wanted, 1)[1]
+
+
+def _without(graph: VarianceGraph, slab: Slab, scores: Value, background: int) -> Value:
+    """Class scores but for that of no object, which is the first or the last."""
+    if background == 0:
+        return graph.slice(scores, slab.axis, 1, None)
+    return graph.slice(scores, slab.axis, 0, background)
+
+
+def candidate_mask(graph: VarianceGraph, source: SourceModel, detector: Detector, indices: Value) -> Value:
+    """1 at the candidates of these places, and at those that NonMaxSuppression selects: float32 (N, A)."""
+    with graph.scope(f"{detector.outputs[0]}/candidates/mask"):
+        slab = detector.classes
+        tensor = _read(graph, source, slab.tensor)
+        nobody = graph.zeros(graph.squeeze(graph.slice(tensor, slab.axis, 0, 1), [slab.axis]))
+        nobody = graph.cast(nobody, np.float32)
+        one = graph.emit("Expand", graph.constant(np.float32(1)), graph.shape(indices))
+        mask = graph.emit("ScatterElements", nobody, indices, one, axis=1)
+        if detector.selected is not None:
+            places = selected_places(graph, detector)
+            count = graph.dimension(places, 0)
+            mask = graph.emit(
+                "ScatterND", mask, places, graph.emit("Expand", graph.constant(np.float32(1)), count)
+            )
+        return mask
+
+
+def selected_places(graph: VarianceGraph, detector: Detector) -> Value:
+    """Row and candidate of what NonMaxSuppression selects: int64 (s, 2)."""
+    assert detector.selected is not None
+    return graph.emit("Gather", graph.tensor(detector.selected, np.int64), graph.ints(0, 2), axis=1)
+
+
+def emit_detection(
+    graph: VarianceGraph,
+    source: SourceModel,
+    head: Head,
+    variances: Mapping[str, Value],
+    options: HeadOptions,
+    count: str | int,
+) -> tuple[dict[str, Value], Value]:
+    """Emit a detector's head: its outputs by role, and the mean variance of the class logits of each candidate."""
+    detector = head.detector
+    assert detector is not None
+    if graph.opset < OLDEST_OPSET:
+        raise UserError(
+            f"a head for detectors needs opset {OLDEST_OPSET}; the model has opset {graph.opset}",
+            "raise it, e.g. with onnx.version_converter, or choose `task='none'`",
+        )
+    indices = most_confident(graph, source, detector, count)
+    roles, spread = _answers(
+        graph, source, head, variances, options, Chosen(graph, indices, True), head.output
+    )
+    with graph.scope(f"{head.output}/image_score"):
+        roles["image_score"] = graph.reduce("ReduceMean", roles["score"], [1], keepdims=False)
+    if detector.selected is not None:
+        chosen = Chosen(graph, selected_places(graph, detector), False)
+        also, _ = _answers(graph, source, head, variances, options, chosen, f"{head.output}/selected")
+        roles |= {f"selected_{role}": value for role, value in also.items()}
+    return {"candidates": indices, **roles}, spread
+
+
+def _answers(
+    graph: VarianceGraph,
+    source: SourceModel,
+    head: Head,
+    variances: Mapping[str, Value],
+    options: HeadOptions,
+    chosen: Chosen,
+    prefix: str,
+) -> tuple[dict[str, Value], Value]:
+    """All roles that stand for each of some candidates."""
+    detector = head.detector
+    assert detector is not None
+    classes, logits = detector.classes, detector.logits or detector.classes
+    with graph.scope(f"{prefix}/detection"):
+        output = chosen.of(classes, _read(graph, source, classes.tensor))
+        mean = chosen.of(logits, _read(graph, source, logits.tensor))
+        var = chosen.of(logits, variances[logits.tensor])
+        if detector.logits is None and detector.squashed:
+            mean, var = _logits(graph, detector.link, mean, var)
+        box_var = chosen.of(detector.boxes, variances[detector.boxes.tensor])
+        shape, width = graph.shape(var), graph.ints(-1, classes.count or 0)
+        leading = graph.slice(shape, 0, 0, 2 if chosen.by_rank else 1)
+        output_row, mean_row, var_row = (graph.emit("Reshape", v, width) for v in (output, mean, var))
+    # A candidate is a row: no loop over points is needed, as it would be for positions of a map.
+    flat = replace(
+        head, output=prefix, axis=1, rank=2, logits=prefix if not detector.squashed else "", numbers=""
+    )
+    found, spread = emit_classes(graph, flat, output_row, mean_row, var_row, options, classes=classes.count)
+    with graph.scope(f"{prefix}/detection"):
+        whole = {
+            role: graph.emit("Reshape", value, leading) for role, value in found.items() if role != "probs"
+        }
+        whole["probs"] = graph.emit("Reshape", found["probs"], shape)
+        spread = graph.emit("Reshape", spread, leading)
+        if detector.objectness is not None:
+            slab = replace(classes, start=detector.objectness, count=1)
+            p, v = (chosen.of(slab, t) for t in (_read(graph, source, slab.tensor), variances[slab.tensor]))
+            logit, v = _logits(graph, "sigmoid", p, v) if detector.squashed else (p, v)
+            bridged = (logit / (1 + math.pi / 8 * v).sqrt()).sigmoid()
+            whole["objectness"] = graph.squeeze(bridged, [-1])
+    roles = {role: whole[role] for role in ("probs", *PER_CANDIDATE) if role in whole}
+    return {"class_var": var, "box_var": box_var, **roles}, spread
+
+
+def _logits(graph: VarianceGraph, link: str, p: Value, var: Value) -> tuple[Value, Value]:
+    """Logits of probabilities, and their variances to first order: logit p, or ln p where classes exclude each other."""
+    p = graph.clip(p, FAINTEST, SUREST)
+    if link == "softmax":
+        return graph.emit("Log", p), var / p.squared
+    rest = 1 - p
+    return graph.emit("Log", p / rest), var / (p * rest).squared
+
+
+def _read(graph: VarianceGraph, source: SourceModel, name: str) -> Value:
+    tensor = source.tensors[name]
+    return graph.cast(graph.tensor(name, tensor.dtype or np.float32), variance_dtype(tensor.dtype))
