@@ -32,6 +32,7 @@ from gapa_onnx.variance.sites import Layout, Site, arrange, valid_for_mean
 
 SAMPLE_BYTES = 256 << 20  # rows kept for choosing inducing points, all sites together
 INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
+FEWEST_CHOSEN = 20  # queries of candidates for each neighbour; as many points as a site has at least
 HELD_OUT_ROWS = 2000  # rows for leave-one-out shares and for the recall of an index
 
 
@@ -52,12 +53,32 @@ def collect(plan: Plan, data: DataSource, settings: Settings, progress: Progress
     """The one pass over the data: the source model runs, and what the fit needs of its activations is kept."""
     collectors = tuple(Collector(site, settings, len(plan.sites)) for site in plan.sites)
     inputs = InputSample(settings.seed) if settings.length_scale == "input" else None
-    reader = _query_reader(plan, settings)
+    reader = _query_reader(plan, plan.sites, settings)
     rows, fed = _stream(
         reader, feeding(reader.session, data, TENSORS_PER_OUTPUT), collectors, inputs, progress
     )
+    collectors = _with_all_positions(plan, collectors, fed, settings, progress)
     classes = any(head.task not in (Task.REGRESSION, Task.NONE) for head in plan.heads)
     return Collected(collectors, inputs, classes, rows, fed, data.description, reader)
+
+
+def _with_all_positions(
+    plan: Plan, collectors: tuple[Collector, ...], fed: Feeding, settings: Settings, progress: Progress
+) -> tuple[Collector, ...]:
+    """The collectors, where a place that candidates hardly ever come from has seen all of its positions.
+
+    A detector's coarse maps are for large objects; where the data have none, a new image still may.
+    """
+    few = [c for c in collectors if c.site.chosen and c.seen < FEWEST_CHOSEN * settings.k]
+    if not few:
+        return collectors
+    sites = tuple(replace(collector.site, chosen=False) for collector in few)
+    again = {
+        site.output: Collector(collector.site, settings, len(collectors))
+        for site, collector in zip(sites, few)
+    }
+    _stream(_query_reader(plan, sites, settings), fed, tuple(again.values()), None, progress)
+    return tuple(again.get(collector.site.output, collector) for collector in collectors)
 
 
 def _stream(
@@ -112,9 +133,9 @@ class QueryReader:
         return run_batch(self.session, wanted, batch, failed, "check the shape and range of the data")
 
 
-def _query_reader(plan: Plan, settings: Settings) -> QueryReader:
+def _query_reader(plan: Plan, sites: Sequence[Site], settings: Settings) -> QueryReader:
     """The source model with the queries of each site as outputs, and the maps that are pooled or flattened."""
-    source, sites = plan.source, plan.sites
+    source = plan.source
     graph = reading_graph(source)
     tensors = source.tensors
     chosen = selections(source, graph, sites, plan.heads, settings.candidates)

@@ -107,14 +107,6 @@ class _Walk:
 Back = Callable[[_Walk, gs.Node, int, list[Demand]], Needed]
 
 
-def _joined(walk: _Walk, asked: list[Demand]) -> Demand | None:
-    """What is needed of any of several results, where that does not depend on which."""
-    if len({one.full for one in asked}) != 1:
-        return None
-    mask = asked[0].mask if len(asked) == 1 else walk.graph.emit("Max", *(one.mask for one in asked))
-    return Demand(mask, asked[0].full)
-
-
 def _elementwise(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
     """The same elements, of an operand that may have been broadcast."""
     operand, result, needed = node.inputs[at], node.outputs[0], asked[0]
@@ -183,12 +175,15 @@ def _concat(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
 
 
 def _part(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
-    """Parts or a choice of one or more axes, along which needs are alike."""
-    needed = _joined(walk, asked)
-    if needed is None or at != 0:
+    """Parts or a choice of one or more axes: all along these, wherever any of it is needed."""
+    axes = _axes_of(node) if at == 0 else None
+    if axes is None:
         return None
-    axes = _axes_of(node)
-    return needed if axes is not None and not any(needed.full[axis] for axis in axes) else None
+    for axis in axes:
+        asked = [needed.along(walk.graph, axis) for needed in asked]
+    masks = [needed.mask for needed in asked]
+    full = tuple(any(flags) for flags in zip(*(needed.full for needed in asked)))
+    return Demand(masks[0] if len(masks) == 1 else walk.graph.emit("Max", *masks), full)
 
 
 def _axes_of(node: gs.Node) -> list[int] | None:
@@ -218,14 +213,16 @@ def _transpose(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Need
 
 
 def _reshape(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
-    """In the shape of the operand. Axes at the front and at the end that stay as they are stay short, too."""
+    """In the shape of the operand. Axes at the front and at the end that stay as they are stay short, too, and so do
+    those between if all of them are."""
     operand, result, needed, graph = node.inputs[0], node.outputs[0], asked[0], walk.graph
     if at != 0 or result.shape is None:
         return None
     before, after = list(operand.shape), list(result.shape)
     front, back = _kept(before, after)
     inner = range(front, len(after) - back)
-    kept = {axis for axis in range(len(after)) if axis not in inner}
+    spreads = any(needed.full[axis] for axis in inner)
+    kept = {axis for axis in range(len(after)) if axis not in inner or not spreads}
     spread = graph.emit(
         "Concat",
         *(
@@ -239,7 +236,7 @@ def _reshape(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed
         twin = (
             axis if axis < front else axis + len(after) - len(before) if axis >= len(before) - back else None
         )
-        full.append(twin is None or needed.full[twin])
+        full.append(spreads if twin is None else needed.full[twin])
         sizes.append(walk.size(operand, axis) if full[-1] else graph.ints(1))
     mask = graph.emit("Expand", needed.mask, spread)
     return Demand(graph.reshape(mask, graph.emit("Concat", *sizes, axis=0)), tuple(full))
