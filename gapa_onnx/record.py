@@ -27,7 +27,9 @@ FORMAT = 2  #: of the record; raised whenever a field is added, removed or chang
 Layout = Annotated[str, "rows", "positions", "pooled", "flat"]
 Index = Annotated[str, "flat", "ivf", "ivfpq", "hnsw", "local"]
 Storage = Annotated[str, "float32", "float16", "int8"]
-Task = Annotated[str, "classification", "multilabel", "regression", "segmentation", "tokens", "none"]
+Task = Annotated[
+    str, "classification", "multilabel", "regression", "segmentation", "tokens", "detection", "none"
+]
 Link = Annotated[str, "softmax", "sigmoid", "identity"]
 Bridge = Annotated[str, "shared", "per-class"]
 Quadrature = Annotated[str, "latin", "grid", "samples"]
@@ -116,6 +118,23 @@ class NoiseRecord:
 
 
 @dataclass(frozen=True)
+class DetectionRecord:
+    """Where boxes and class scores of a detector's candidates lie in the outputs of the source."""
+
+    boxes: str  #: graph output that holds the box numbers
+    box_axis: int  #: of its features, among them the 4 box numbers
+    box_start: int  #: the first of the 4
+    candidate_axis: int  #: of the same output
+    classes: str  #: graph output that holds the class scores
+    class_axis: int
+    class_start: int  #: the first of the class scores
+    classes_count: int | None  #: None: all from there on
+    objectness: int | None  #: channel of the class scores' output that says whether there is an object
+    background: int | None  #: class number that means "no object"
+    candidates: int | None  #: how many are described, the most confident ones; None: all
+
+
+@dataclass(frozen=True)
 class HeadRecord:
     """What one output means, and what stands beside it."""
 
@@ -132,6 +151,7 @@ class HeadRecord:
     noise: NoiseRecord | None = None
     uncovered: str | None = None  #: which part of the output varies with the data and has no variance
     mask: str | None = None  #: tensor that tells padding among its positions, as that of a site
+    detection: DetectionRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -242,6 +262,9 @@ def require_outputs(
             raise damaged(f"heads.{output}.outputs.{missing[0]} is missing")
         named = {f"heads.{output}": output}
         named |= {f"heads.{output}.outputs.{role}": name for role, name in head.outputs.items()}
+        if head.detection is not None:
+            named[f"heads.{output}.detection.boxes"] = head.detection.boxes
+            named[f"heads.{output}.detection.classes"] = head.detection.classes
         for place, name in named.items():
             if name not in present:
                 raise damaged(f"{place} stands for the output {name!r}, which the model does not have")

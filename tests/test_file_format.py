@@ -27,6 +27,7 @@ from gapa_onnx.record import (
     METADATA_KEY,
     BudgetRecord,
     CutRecord,
+    DetectionRecord,
     NoiseRecord,
     Record,
     TrialRecord,
@@ -74,6 +75,7 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
         score=dataclasses.replace(head.score, quantiles=one),
         noise=NoiseRecord(1347, 1.5, 1.75),
         uncovered="classes 4..9 of 10 on axis 1 (60%)",
+        detection=DetectionRecord("logits", 1, 0, 2, "logits", 1, 5, 80, 4, 79, 300),
     )
     sites = tuple(dataclasses.replace(site, share_quantiles=one) for site in record.sites)
     trial = TrialRecord("auto", "cached", 4000, 50, 1.25, 1.0, 0.05, 0.5, 0.99)
