@@ -51,8 +51,8 @@ _SCORES = {
     "confidence": "1 − confidence",
     "source_confidence": "source: 1 − confidence",
     "image_score": "score of the image",
-    "image_confidence": "1 − highest confidence",
-    "source_image_confidence": "source: 1 − highest confidence",
+    "image_confidence": "1 − highest of the image",
+    "source_image_confidence": "source: 1 − highest of the image",
 }
 _PLACES = {"segmentation": "pixels", "tokens": "tokens", "detection": "boxes"}
 

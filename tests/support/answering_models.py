@@ -24,7 +24,7 @@ EMPTY_SCORE = {
 }
 #: The record of a file that holds nothing yet, as JSON has it.
 EMPTY_RECORD: dict[str, Any] = {
-    "format": 1,
+    "format": 2,
     "version": "0",
     "source": {"file": None, "sha256": "", "opset": 17, "producer": ""},
     "settings": {},

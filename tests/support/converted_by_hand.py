@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
 from support import shapes_detector
 from support.answering_models import EMPTY_RECORD, write_record
-
-from gapa_onnx.record import FORMAT
 
 CANDIDATES = 40
 THRESHOLD = 0.6
@@ -132,6 +131,6 @@ def converted(form: str = "4+C", **head: Any) -> onnx.ModelProto:
         "detection": {**place, "classes_count": CLASSES, "background": None, "candidates": CANDIDATES},
         **head,
     }
-    write_record(model, {**EMPTY_RECORD, "format": FORMAT, "heads": {place["classes"]: whole}})
+    write_record(model, {**EMPTY_RECORD, "heads": {place["classes"]: whole}})
     onnx.checker.check_model(model)
     return model

@@ -25,6 +25,8 @@ NO_OBJECT = -1  #: class of what fills up the rows of images with fewer objects
 _BEYOND = 2.0  # pixels by which a box may reach beyond its image; annotations are rounded
 _HINT = "give a COCO-style .json: images (id, file_name, width, height), annotations (image_id, category_id, bbox) and categories (id)"
 
+_ONE_ENTRY = "give each image one entry, with its file_name"
+
 
 @dataclass(frozen=True)
 class Pictures:
@@ -167,18 +169,29 @@ def _by_row(images: list[_Image], pictures: Pictures, where: str) -> tuple[list[
     by_name: dict[str, list[_Image]] = {}
     for image in images:
         by_name.setdefault(PurePosixPath(image.name).name, []).append(image)
-    rows = [_named(path, by_name.get(path.name, []), where) for path in pictures.files]
-    return rows, len(images) - len({id(image) for image in rows})
+    taken: dict[int, Path] = {}
+    rows = []
+    for path in pictures.files:
+        image = _named(path, by_name.get(path.name, []), where)
+        if id(image) in taken:
+            raise UserError(
+                f"{taken[id(image)]} and {path} both stand for the image {image.name!r} of {where}",
+                _ONE_ENTRY,
+            )
+        taken[id(image)] = path
+        rows.append(image)
+    return rows, len(images) - len(rows)
 
 
 def _named(path: Path, candidates: Sequence[_Image], where: str) -> _Image:
-    """The image of a file; folders in the name tell files of one name apart."""
-    if len(candidates) > 1:
-        candidates = [one for one in candidates if f"/{path.as_posix()}".endswith(f"/{one.name}")]
-    if len(candidates) != 1:
-        what = "is not among the images of" if not candidates else "is there several times in"
-        raise UserError(f"{path} {what} {where}", "give each image one entry, with its file_name")
-    return candidates[0]
+    """The image of a file; folders in the names tell files of one name apart."""
+    with_folders = [one for one in candidates if f"/{path.as_posix()}".endswith(f"/{one.name}")]
+    longest = max((len(one.name) for one in with_folders), default=0)
+    found = [one for one in with_folders if len(one.name) == longest] or candidates
+    if len(found) != 1:
+        what = "is not among the images of" if not found else "is there several times in"
+        raise UserError(f"{path} {what} {where}", _ONE_ENTRY)
+    return found[0]
 
 
 def _records(rows: Sequence[_Image], seen: tuple[int, int] | None) -> Array:

@@ -272,7 +272,11 @@ def box_findings(columns: Columns, notes: tuple[str, ...] = ()) -> Findings:
     confidence = {side: flat(columns[f"{side}/confidence"]) for side in _SIDES}
     shown = confidence["source"] >= SHOWN
     right = flat(columns["source/right"])[shown]
-    told = [*notes, f"a box is shown from confidence {SHOWN} on, and right from an overlap of {MATCHED} on"]
+    told = [
+        *notes,
+        f"a box is shown from confidence {SHOWN} on, and right from an overlap of {MATCHED} on; scores are those of shown "
+        "boxes unless they are named after the image",
+    ]
     if not shown.any():
         told.append("no box is shown, so that there is nothing to calibrate")
     metrics: dict[str, dict[str, float]] = {}

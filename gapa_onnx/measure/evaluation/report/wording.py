@@ -102,7 +102,7 @@ _SCORES = {
     "maxprobability": "1 − max probability",
     "confidence": "1 − confidence",
     "imagescore": "score of the image",
-    "imageconfidence": "1 − highest confidence",
+    "imageconfidence": "1 − highest confidence of the image",
 }
 
 
