@@ -17,7 +17,8 @@ _Labels = Annotated[
         "--labels",
         metavar="FILE",
         help="What is true of each row: a .npy, .npz (key y, labels or targets), .csv or .txt. Classes from 0, "
-        "a 0/1 matrix, numbers, maps of classes (255: ignored) or next tokens (negative: ignored).",
+        "a 0/1 matrix, numbers, maps of classes (255: ignored) or next tokens (negative: ignored). For a detector, "
+        "boxes in a COCO-style .json.",
         show_default=False,
     ),
 ]

@@ -32,6 +32,12 @@ _TITLES = {
     "auroc": "AUROC",
     "aupr": "AUPR",
     "fpr95": "FPR95",
+    "ap50": "AP50",
+    "precision": "Precision",
+    "recall": "Recall",
+    "within_1_sigma": "In 1 sigma",
+    "within_2_sigma": "In 2 sigma",
+    "box_rank_correlation": "Rank corr.",
 }
 _SCORES = {
     "entropy": "entropy",
@@ -42,8 +48,13 @@ _SCORES = {
     "total_std": "std with noise",
     "source_entropy": "source: entropy",
     "source_maxprob": "source: 1 − max prob",
+    "confidence": "1 − confidence",
+    "source_confidence": "source: 1 − confidence",
+    "image_score": "score of the image",
+    "image_confidence": "1 − highest of the image",
+    "source_image_confidence": "source: 1 − highest of the image",
 }
-_PLACES = {"segmentation": "pixels", "tokens": "tokens"}
+_PLACES = {"segmentation": "pixels", "tokens": "tokens", "detection": "boxes"}
 
 
 def evaluation(found: Evaluation) -> None:
@@ -83,15 +94,20 @@ def next_steps(found: Evaluation, data: str, labels: str, report: Path | None, f
 def _flagged(found: Evaluation) -> str:
     if "data" not in found.flagged:
         return "nothing: the file has no threshold"
-    of = f" {_PLACES[found.task]}" if found.task in _PLACES else " rows"
+    of = {"detection": " images"}.get(found.task, f" {_PLACES.get(found.task, 'rows')}")
     text = f"{found.flagged['data']:.1%} of the data's{of}"
     if found.threshold and "quantile" in found.threshold:
         text += f" ({1 - found.threshold['quantile']:.1%} expected of data like the calibration's)"
-    return text + (f", {found.flagged['ood']:.1%} of the OOD{of}" if "ood" in found.flagged else "")
+    others = {"ood": f"the OOD{of}", "data boxes": "the data's boxes", "ood boxes": "the OOD boxes"}
+    told = [
+        f", {found.flagged[kind]:.1%} of {what}" for kind, what in others.items() if kind in found.flagged
+    ]
+    return text + "".join(told)
 
 
 def _errors_title(found: Evaluation) -> str:
-    area = f"AURC: area under the {found.risk} of the most certain rows"
+    what = _PLACES[found.task] if found.task == "detection" else "rows"
+    area = f"AURC: area under the {found.risk} of the most certain {what}"
     if not found.error_detection:
         return area
     return f"telling wrong {_PLACES.get(found.task, 'predictions')} from right ones; {area}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -43,13 +44,15 @@ class Reader:
     """A source of bundles; `bundles()` starts anew on each call.
 
     `count()` is the number of rows, or None where only reading everything would tell. `eager` readers
-    may be tried when the data are opened: that has no side effects and costs one bundle.
+    may be tried when the data are opened: that has no side effects and costs one bundle. `files` are
+    those of the rows, where each row is a file.
     """
 
     description: str
     bundles: Callable[[], Iterator[Bundle]]
     count: Callable[[], int | None] | None = None  #: None: add up the bundles, which is cheap here
     eager: bool = True
+    files: tuple[Path, ...] = ()
 
 
 def stream_of(array: Array, where: str) -> ArrayStream:

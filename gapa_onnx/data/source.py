@@ -49,6 +49,7 @@ class DataSource:
         if batch_size is not None and batch_size < 1:
             raise UserError(f"the batch size is {batch_size}", "give at least 1")
         self.description = reader.description
+        self.files = reader.files  #: one per row where the data are image files, else none
         self.inputs = tuple(inputs)
         self.batch_size = batch_size
         self._reader = reader

@@ -18,15 +18,21 @@ from gapa_onnx.data.spec import fixed
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.labels import require_rows
 from gapa_onnx.measure.evaluation.metrics import needed
-from gapa_onnx.record import HeadRecord, damaged, require_outputs
+from gapa_onnx.record import DetectionRecord, HeadRecord, damaged, require_outputs
 from gapa_onnx.sessions.feeding import Feeding, feeding
 from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 
 _CLASS_ROLES = ("probs", "tokens", "entropy", "epistemic", "score", "ood")
 _NUMBER_ROLES = ("var", "total_var", "score", "ood")
-MEAN = "mean"  #: the role of the source's own output
+_BOX_ROLES = (
+    "candidates", "probs", "objectness", "box_var", "entropy", "epistemic", "score", "ood",
+    "image_score", "image_ood",
+)  # fmt: skip
+MEAN = "mean"  #: the role of the source's own output; of a detector's, the one with the class scores
+BOXES = "boxes"  #: the role of a detector's own output with the box numbers
 _CONVERT_AGAIN = (
-    "convert the model again with `task` classification, multilabel, regression, segmentation or tokens"
+    "convert the model again with `task` classification, multilabel, regression, segmentation, tokens or "
+    "detection"
 )
 
 
@@ -41,13 +47,11 @@ class Answered:
     plain_logits: bool  #: the output is the logits themselves, not yet probabilities
     outputs: Mapping[str, str]  #: role -> graph output; `MEAN` among them
     threshold: Mapping[str, float] | None
+    detection: DetectionRecord | None = None  #: of a detector: where its boxes and class scores lie
 
     def classes_last(self, values: Array) -> Array:
         """(n, places, classes) of an answer that has classes."""
-        if self.axis is None:
-            return values.reshape(len(values), -1, 1)
-        moved = np.moveaxis(values, self.axis, -1)
-        return moved.reshape(len(moved), -1, moved.shape[-1])
+        return features_last(values, self.axis)
 
     def places(self, values: Array) -> tuple[int, ...]:
         """The trailing shape of an answer, without its classes."""
@@ -64,6 +68,14 @@ class Answered:
             return values
         probs: Array = special.softmax(values, axis=-1)  # of log-probabilities these are the probabilities
         return probs
+
+
+def features_last(values: Array, axis: int | None) -> Array:
+    """(n, places, features) of an answer with features along an axis; None where each place is one number."""
+    if axis is None:
+        return values.reshape(len(values), -1, 1)
+    moved = np.moveaxis(values, axis, -1)
+    return moved.reshape(len(moved), -1, moved.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -151,8 +163,13 @@ def open_converted(
 
 def _answered(output: str, head: HeadRecord, session: ort.InferenceSession) -> Answered:
     require_outputs({output: head}, {value.name for value in session.get_outputs()})
-    wanted = _NUMBER_ROLES if head.task == "regression" else _CLASS_ROLES
+    wanted = {"regression": _NUMBER_ROLES, "detection": _BOX_ROLES}.get(head.task, _CLASS_ROLES)
     roles = {role: name for role, name in head.outputs.items() if role in wanted}
+    own, axis = {MEAN: output}, head.axis
+    if head.task == "detection":
+        if head.detection is None:
+            raise damaged(f"heads.{output}.detection is missing")
+        own, axis = {MEAN: head.detection.classes, BOXES: head.detection.boxes}, head.detection.class_axis
     known = {}
     if head.score is not None:
         drawn = {"quantile": head.score.quantile, "threshold": head.score.threshold}
@@ -161,10 +178,11 @@ def _answered(output: str, head: HeadRecord, session: ort.InferenceSession) -> A
         output,
         head.task,
         head.link,
-        head.axis,
-        head.logits == output,
-        {MEAN: output, **roles},
+        axis,
+        head.logits == own[MEAN],
+        {**own, **roles},
         known or None,
+        head.detection,
     )
 
 

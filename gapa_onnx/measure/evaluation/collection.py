@@ -17,7 +17,9 @@ from gapa_onnx.measure.evaluation.thumbnails import Gallery
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.sessions.feeding import Feeding
 
-_CERTAINTY = tuple(SCORE + name for name in ("score", "epistemic", "std", "entropy", "maxprob"))
+_CERTAINTY = tuple(
+    SCORE + name for name in ("image_score", "score", "epistemic", "std", "entropy", "maxprob")
+)
 
 
 def columns_of(

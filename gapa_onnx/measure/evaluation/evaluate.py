@@ -17,10 +17,18 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation import metrics
 from gapa_onnx.measure.evaluation.answers import ConvertedFile, open_converted
 from gapa_onnx.measure.evaluation.collection import columns_of
-from gapa_onnx.measure.evaluation.judges import judge_of
-from gapa_onnx.measure.evaluation.labels import read_labels
+from gapa_onnx.measure.evaluation.judges import judge_of, prepared
 from gapa_onnx.measure.evaluation.result import Cost, Evaluation, Shift
-from gapa_onnx.measure.evaluation.rows import FLAGGED, VALID, Columns, Findings, concatenate, scores_in
+from gapa_onnx.measure.evaluation.rows import (
+    FLAGGED,
+    FLAGGED_BOXES,
+    VALID,
+    Columns,
+    Findings,
+    concatenate,
+    flat,
+    scores_in,
+)
 from gapa_onnx.measure.evaluation.shifts import ShiftedSet, shifted_sets
 from gapa_onnx.measure.evaluation.thumbnails import Gallery
 from gapa_onnx.measure.evaluation.timing import measure_cost
@@ -55,7 +63,8 @@ def evaluate(
     data: what to feed it, in any form that `convert` takes.
     labels: what is true of each row: a path (.npy, .npz, .csv, .txt) or an array. Classes as whole numbers
         or one-hot, 0/1 matrices for several labels at once, numbers, maps (N, H, W) of classes with 255 to
-        ignore, next tokens (N, T) with negative ones to ignore.
+        ignore, next tokens (N, T) with negative ones to ignore. For a detector the boxes of a COCO-style .json,
+        or what it holds as a dict; images are found by file_name where the data are image files, else by order.
     ood: data unlike those of the training, without labels: one source of data, or a list of paths or arrays.
     shifts: a folder of ever stranger data sets with the same labels (or their own, under y in a .npz).
     source: the file of the source model, to measure what the conversion costs.
@@ -68,8 +77,8 @@ def evaluate(
     >>> found.metrics["gapa"]["nll"] < found.metrics["source"]["nll"]
     """
     run = _Run(_opened(model, output, source), batch_size, images, progress)
-    truth = read_labels(labels)
     given = run.open(data)
+    truth = run.read(labels, given)
     unlike = {name: run.open(one) for name, one in named_sets(ood).items()}
     series = [] if shifts is None else shifted_sets(Path(shifts))
     inside = _inside(run, given, truth)
@@ -90,6 +99,11 @@ class _Run:
 
     def open(self, data: Any) -> Feeding:
         return self.converted.open_data(data, self.images, self.batch_size)
+
+    def read(self, labels: Any, data: Feeding) -> Array:
+        """What is true of each row; a judge that has to see data first has then seen them."""
+        self.judge, truth = prepared(self.judge, self.converted, data, labels)
+        return truth
 
     def gallery(self, origin: str) -> Gallery:
         return Gallery(self.images, self.judge.caption, origin)
@@ -214,7 +228,8 @@ def _summary(
     converted, found = run.converted, inside.findings
     everything = {"data": inside.columns, "ood": outside.columns}
     scores, strange = scores_in(everything["data"]), scores_in(everything["ood"])
-    curves = _risk_curves(found.losses, scores)
+    ordering = {name: scores[name] for name in (scores if found.ordering is None else found.ordering)}
+    curves = _risk_curves(found.losses, ordering)
     left_out = {"data": inside.lost, **({"ood": outside.lost} if outside.sets else {})}
     lost = [f"rows left out of {kind} for NaN answers: {rows}" for kind, rows in left_out.items() if rows]
     return Evaluation(
@@ -253,8 +268,13 @@ def _risk_curves(losses: Array, scores: Mapping[str, Array]) -> dict[str, tuple[
 
 
 def _flagged(sets: Mapping[str, Columns]) -> dict[str, float]:
-    """The share of each set that the file's own threshold flags, where it has one."""
-    return {kind: float(columns[FLAGGED].mean()) for kind, columns in sets.items() if FLAGGED in columns}
+    """The share of each set, and of its boxes, that the file's own threshold flags, where it has one."""
+    shares = {}
+    for name, suffix in ((FLAGGED, ""), (FLAGGED_BOXES, " boxes")):
+        for kind, columns in sets.items():
+            if name in columns and len(flags := flat(columns[name])):
+                shares[kind + suffix] = float(flags.mean())
+    return shares
 
 
 def _detection(inside: Mapping[str, Array], outside: Mapping[str, Array]) -> dict[str, dict[str, float]]:

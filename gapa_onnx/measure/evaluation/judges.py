@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.measure.evaluation.answers import Answered, ConvertedFile, require_roles
+from gapa_onnx.measure.evaluation.boxes import FORMATS
 from gapa_onnx.measure.evaluation.classification import (
     class_caption,
     class_columns,
@@ -15,10 +18,19 @@ from gapa_onnx.measure.evaluation.classification import (
     label_columns,
     label_findings,
 )
+from gapa_onnx.measure.evaluation.detection import (
+    box_caption,
+    box_columns,
+    box_findings,
+    read_truth,
+    seen_format,
+)
+from gapa_onnx.measure.evaluation.labels import read_labels
 from gapa_onnx.measure.evaluation.regression import number_caption, number_columns, number_findings
 from gapa_onnx.measure.evaluation.rows import Columns, Findings
 from gapa_onnx.measure.evaluation.segmentation import pixel_columns, pixel_findings
 from gapa_onnx.measure.evaluation.tokens import token_columns, token_findings
+from gapa_onnx.sessions.feeding import Feeding
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,16 @@ _LABELS = Judge(("probs",), lambda *given: label_columns(*given[:4]), label_find
 _PLACES = Judge(("probs",), pixel_columns, pixel_findings)
 _TOKENS = Judge(("probs", "tokens"), token_columns, token_findings)
 _NUMBERS = Judge(("var",), number_columns, number_findings, number_caption)
+_BOXES = Judge(("candidates", "probs"), partial(box_columns, FORMATS[0]), box_findings, box_caption)
+
+
+_OTHERS = {
+    "multilabel": _LABELS,
+    "segmentation": _PLACES,
+    "tokens": _TOKENS,
+    "regression": _NUMBERS,
+    "detection": _BOXES,
+}
 
 
 def judge_of(converted: ConvertedFile) -> Judge:
@@ -45,10 +67,20 @@ def judge_of(converted: ConvertedFile) -> Judge:
     if answered.task == "classification":
         judge = _CLASSES if _one_place(converted) else _PLACES
     else:
-        others = {"multilabel": _LABELS, "segmentation": _PLACES, "tokens": _TOKENS, "regression": _NUMBERS}
-        judge = others[answered.task]
+        judge = _OTHERS[answered.task]
     require_roles(answered, judge.needs)
     return judge
+
+
+def prepared(judge: Judge, converted: ConvertedFile, data: Feeding, labels: Any) -> tuple[Judge, Array]:
+    """What is true of each row, and the judge once it knows what only data and truth together tell it."""
+    if judge is not _BOXES:
+        return judge, read_labels(labels)
+    truth, about_truth = read_truth(converted, data, labels)
+    form, about_form = seen_format(converted, data, truth)
+    notes = (*about_truth, *about_form)
+    columns, findings = partial(box_columns, form), partial(box_findings, notes=notes)
+    return replace(judge, columns=columns, findings=findings), truth
 
 
 def _one_place(converted: ConvertedFile) -> bool:

@@ -170,7 +170,8 @@ def _from_file(path: Path) -> Array:
         return arrays[named[0]].whole()
     if kind in (".csv", ".txt"):
         return _from_table(path, delimited=kind == ".csv")
-    raise UserError(f"{path} is of a kind that labels cannot be read from", f"give a {_KINDS} file")
+    boxes = "; boxes in a .json are for detectors" if kind == ".json" else ""
+    raise UserError(f"{path} is of a kind that labels cannot be read from", f"give a {_KINDS} file{boxes}")
 
 
 def _from_table(path: Path, *, delimited: bool) -> Array:

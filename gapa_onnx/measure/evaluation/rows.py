@@ -2,7 +2,8 @@
 
 A task turns a batch of answers into *columns*, arrays with one entry per row; all numbers of an evaluation
 follow from them, so that memory is bounded by rows times a few numbers, and no number depends on how the
-rows were batched. Columns whose name starts with `score/` order rows from usual to strange.
+rows were batched. Columns whose name starts with `score/` order rows from usual to strange. Where a row has
+any number of things (the boxes of an image), its entry is an array with one number for each of them: a *ragged* column.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gapa_onnx.measure.evaluation.result import Intervals, ReliabilityBin
 
 SCORE = "score/"
 FLAGGED = "flagged"  #: share of a row's places beyond the file's own threshold
+FLAGGED_BOXES = "flagged boxes"  #: the same for each box of a detector; ragged
 VALID = "valid"  #: no answer of the row is NaN
 _HEAD_SCORES = ("entropy", "epistemic", "score")
 
@@ -31,6 +33,7 @@ class Findings:
 
     metrics: Mapping[str, Mapping[str, float]]
     losses: Array  #: (n,) what risk-coverage averages; NaN where a row has no label
+    ordering: tuple[str, ...] | None = None  #: scores with one number for each loss; None: all
     risk: str = "error rate"
     reliability: Mapping[str, tuple[ReliabilityBin, ...]] = field(default_factory=dict)
     error_detection: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -65,9 +68,23 @@ def select(columns: Columns, rows: Array) -> Columns:
     return {name: values[rows] for name, values in columns.items()}
 
 
+def ragged(entries: Iterable[Array]) -> Array:
+    """A column whose entries are arrays of different lengths."""
+    listed = list(entries)
+    column = np.empty(len(listed), object)
+    for row, entry in enumerate(listed):  # all at once numpy would make a matrix of arrays of one length
+        column[row] = entry
+    return column
+
+
+def flat(column: Array) -> Array:
+    """What all rows hold, one after the other; a plain column as it is."""
+    return np.concatenate(column) if column.dtype == object else column
+
+
 def scores_in(columns: Columns) -> Columns:
-    """Score by its plain name: (n,) each."""
-    return {name.removeprefix(SCORE): v for name, v in columns.items() if name.startswith(SCORE)}
+    """Score by its plain name: (n,) each, or a number for each thing in the rows where the column is ragged."""
+    return {name.removeprefix(SCORE): flat(v) for name, v in columns.items() if name.startswith(SCORE)}
 
 
 def detect_errors(

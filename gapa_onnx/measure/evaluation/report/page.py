@@ -85,7 +85,7 @@ def _header(evaluation: Evaluation) -> str:
 
 def _tiles(evaluation: Evaluation) -> Iterable[tuple[str, str, str]]:
     """The few numbers to remember: label, number, and what to compare it with."""
-    for name in ("accuracy", "rmse", "ece", "cqm"):
+    for name in ("accuracy", "ap50", "rmse", "ece", "cqm"):
         found, before = (wording.value(evaluation, who, name) for who in ("gapa", "source"))
         if found is not None:
             known = wording.metric(name)

@@ -61,6 +61,18 @@ _METRICS = {
     "errorauroc": Metric(
         "Error AUROC", HIGHER, "chance that a wrong prediction is less certain than a right one"
     ),
+    "ap50": Metric(
+        "AP50", HIGHER, "average precision: boxes that find an object, by falling confidence", percent=True
+    ),
+    "precision": Metric("Precision", HIGHER, "share of shown boxes that find an object", percent=True),
+    "recall": Metric("Recall", HIGHER, "share of objects that a shown box finds", percent=True),
+    "within1sigma": Metric(
+        "Within 1 sigma", 0.6827, "true box numbers within one standard deviation", percent=True
+    ),
+    "within2sigma": Metric("Within 2 sigma", 0.9545, "true box numbers within two", percent=True),
+    "boxrankcorrelation": Metric(
+        "Rank correlation", HIGHER, "of the variance of box numbers with their squared error"
+    ),
     "subsetaccuracy": Metric("Subset accuracy", HIGHER, "share of rows with every label right", percent=True),
     "targetsintopk": Metric(
         "Targets in the top k", HIGHER, "share of true tokens among those looked at", percent=True
@@ -89,6 +101,8 @@ _SCORES = {
     "maxprob": "1 − max probability",
     "maxprobability": "1 − max probability",
     "confidence": "1 − confidence",
+    "imagescore": "score of the image",
+    "imageconfidence": "1 − highest confidence of the image",
 }
 
 
@@ -248,6 +262,9 @@ def _quality(evaluation: Evaluation) -> str:
         if errors is not None and errors[1] >= USEFUL_AUROC and not evaluation.detection:
             text += f", and {_named(errors[0])} points at the errors with AUROC {number(errors[1])}"
         return text
+    precise = value(evaluation, "source", "ap50")
+    if precise is not None:
+        return f"the average precision is {number(precise, percent=True)}"
     parts = []
     if evaluation.intervals is not None and len(evaluation.intervals.nominal):
         nominal = min(evaluation.intervals.nominal, key=lambda level: abs(level - 0.9))
