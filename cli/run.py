@@ -19,14 +19,15 @@ _Out = Annotated[
 _Portable = Annotated[bool, typer.Option("--portable", help="Leave the native library out.")]
 
 
+@options.image_options()
 def run(
     out: options.Converted,
     data: options.Data,
+    *,
     predictions: _Out = None,
     batch_size: options.BatchSize = None,
     portable: _Portable = False,
-    image_mean: options.ImageMean = None,
-    image_std: options.ImageStd = None,
+    images: options.Images,
 ) -> int:
     """Run a converted file, or any other model, over data."""
     from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
@@ -36,13 +37,14 @@ def run(
     from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 
     write = writer(predictions) if predictions else None
-    images = options.image_options(image_mean, image_std)
     quiet_runtime()
     session = open_model(out, portable=portable)
     record = read_record(session)
     if record is not None:
         require_outputs(record.heads, {value.name for value in session.get_outputs()}, roles=["var"])
-    source = feeding(session, open_data(data, input_specs(session), images, batch_size))
+    calibrated = None if record is None else record.images
+    opened = open_data(data, input_specs(session), images, batch_size, calibrated)
+    source = feeding(session, opened)
     if not portable:
         say_if_portable()
     names = [value.name for value in session.get_outputs() if value.type.startswith("tensor(")]

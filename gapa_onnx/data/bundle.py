@@ -10,6 +10,7 @@ import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
+from gapa_onnx.record import ImageRecord
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Reader:
     bundles: Callable[[], Iterator[Bundle]]
     count: Callable[[], int | None] | None = None  #: None: add up the bundles, which is cheap here
     eager: bool = True
+    images: ImageRecord | None = None  #: how images become inputs, where the data are images
 
 
 def stream_of(array: Array, where: str) -> ArrayStream:

@@ -52,7 +52,12 @@ def open_files(
     if kind == "image":
         layout = images.image_layout(inputs, options)
         images.require_pillow()
-        return Reader(description, lambda: images.image_bundles(files, layout), count=lambda: len(files))
+        return Reader(
+            description,
+            lambda: images.image_bundles(files, layout),
+            count=lambda: len(files),
+            images=layout.record,
+        )
     if kind == ".npz":
         return Reader(description, lambda: map(npz_bundle, files))
     if kind == ".pb":
