@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gapa_onnx.cli import options
 from gapa_onnx.cli.console import note, progress_bar, quiet_runtime, say_if_portable
+
+if TYPE_CHECKING:
+    from gapa_onnx.cli.predictions import Predictions
+    from gapa_onnx.sessions.feeding import Feeding
 
 _Out = Annotated[
     Path | None,
@@ -55,14 +59,19 @@ def run(
             answers = run_batch(session, names, batch)
             collected.add(row_count(batch, answers), answers)
             progress("running", collected.rows / source.rows if source.rows else 0.0)
-    if source.rows is not None and source.rows > collected.rows:
-        left = source.rows - collected.rows
-        note(f"{left} row(s) left out: they do not fill a batch of the size that the model fixes")
-    if collected.left_out:
-        note(f"left out, as they do not have one row per sample: {', '.join(collected.left_out)}")
+    _say_what_was_left_out(source, collected)
     if write:
         write(collected.arrays())
         print(f"{predictions}: {collected.rows} rows of {', '.join(collected.names)}")
     else:
         show(collected)
     return 0
+
+
+def _say_what_was_left_out(source: Feeding, collected: Predictions) -> None:
+    """Rows that fill no batch, and outputs that are not by row."""
+    if source.rows is not None and source.rows > collected.rows:
+        left = source.rows - collected.rows
+        note(f"{left} row(s) left out: they do not fill a batch of the size that the model fixes")
+    if collected.left_out:
+        note(f"left out, as they do not have one row per sample: {', '.join(collected.left_out)}")
