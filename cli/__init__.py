@@ -14,7 +14,7 @@ from typing import Annotated, cast
 import typer
 
 from gapa_onnx.cli.bench import bench
-from gapa_onnx.cli.console import report
+from gapa_onnx.cli.console import report, warnings_as_sentences
 from gapa_onnx.cli.convert import convert
 from gapa_onnx.cli.doctor import doctor
 from gapa_onnx.cli.evaluate import evaluate
@@ -80,12 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _Globals()
     command = typer.main.get_command(app)
     try:
-        code = command.main(
-            args=None if arguments is None else list(arguments),
-            prog_name=PROGRAM,
-            standalone_mode=False,
-            obj=chosen,
-        )
+        with warnings_as_sentences():
+            code = command.main(
+                args=None if arguments is None else list(arguments),
+                prog_name=PROGRAM,
+                standalone_mode=False,
+                obj=chosen,
+            )
     except UserError as error:
         if chosen.debug:
             traceback.print_exc()

@@ -47,15 +47,16 @@ _Rounds = Annotated[
 ]
 
 
+@options.image_options()
 def bench(
     source: options.Source,
     out: options.Converted,
+    *,
     data: _Data = None,
     batch: _Batches = None,
     threads: _Threads = "1",
     rounds: _Rounds = None,
-    image_mean: options.ImageMean = None,
-    image_std: options.ImageStd = None,
+    images: options.Images,
     as_json: options.Json = False,
 ) -> int:
     """Measure the cost ratio of a converted file to its source, with the source against itself as control.
@@ -63,11 +64,11 @@ def bench(
     The three take turns in one process. Where the source differs from itself by more than 0.03, no figure is
     given, and the exit code is 1.
     """
-    from gapa_onnx.measure.bench import Measurement, fixed_batch, measure, require_pair
+    from gapa_onnx.measure.bench import Measurement, measure, require_pair
+    from gapa_onnx.measure.feeds import fixed_batch
     from gapa_onnx.model.load import load
     from gapa_onnx.sessions.runtime import library_path
 
-    images = options.image_options(image_mean, image_std)
     sizes, counts = _counts("--batch", batch), _counts("--threads", threads)
     quiet_runtime()
     original = load(source)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gapa_onnx.cli.flags import as_flags
+from gapa_onnx.errors import DataWarning
 
 PIPE_WIDTH = 200  # columns where there is no terminal to ask: lines that a program can still take apart
 
@@ -47,6 +48,23 @@ def warn(message: str) -> None:
 def _say(kind: str, style: str, message: str) -> None:
     """A message of the library names settings; here they are flags."""
     console(stderr=True).print(Text.assemble((f"{kind}: ", style), as_flags(message)), soft_wrap=True)
+
+
+@contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """What the library warns of goes to stderr in our own form, each sentence once."""
+    with warnings.catch_warnings():
+        show_others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **rest: Any) -> None:
+            if issubclass(category, DataWarning):
+                warn(str(message))
+            else:
+                show_others(message, category, *where, **rest)
+
+        warnings.simplefilter("default", DataWarning)
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

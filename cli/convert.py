@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,6 @@ from gapa_onnx.settings import PAPER, Settings
 
 if TYPE_CHECKING:
     from gapa_onnx.compiler import Conversion
-    from gapa_onnx.data import ImageOptions
 
 _Out = Annotated[
     Path | None,
@@ -24,6 +24,7 @@ _Out = Annotated[
 
 
 @options.settings_options()
+@options.image_options("Images")
 def convert(
     context: typer.Context,
     model: options.Model,
@@ -35,8 +36,7 @@ def convert(
     budget: options.Budget = None,
     paper: options.Paper = False,
     batch_size: options.BatchSize = None,
-    image_mean: options.ImageMean = None,
-    image_std: options.ImageStd = None,
+    images: options.Images,
     allow_uncovered: options.AllowUncovered = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -46,7 +46,6 @@ def convert(
 
     if paper:
         _refuse_beside_paper(context)
-    images = options.image_options(image_mean, image_std)
     out = _output(model, out)
     quiet_runtime()
     if dry_run:
@@ -94,7 +93,7 @@ def _rehearse(
     targets: Path | None,
     out: Path,
     settings: Settings,
-    images: ImageOptions,
+    images: options.Images,
     as_json: bool,
 ) -> int:
     """Everything up to the first batch of data: whatever would stop a conversion early is found."""
@@ -114,6 +113,7 @@ def _rehearse(
     answer = {
         **records.plan_record(plan),
         "data": {"description": data.description, "rows": data.rows},
+        "images": None if data.images is None else asdict(data.images),
         "output": str(out),
     }
     if as_json:

@@ -51,10 +51,12 @@ _Figures = Annotated[
 ]
 
 
+@options.image_options()
 def evaluate(
     out: options.Converted,
     data: options.Data,
     labels: _Labels,
+    *,
     ood: _Ood = None,
     shifts: _Shifts = None,
     source: _Source = None,
@@ -62,8 +64,7 @@ def evaluate(
     report: _Report = None,
     figures: _Figures = None,
     batch_size: options.BatchSize = None,
-    image_mean: options.ImageMean = None,
-    image_std: options.ImageStd = None,
+    images: options.Images,
     as_json: options.Json = False,
 ) -> int:
     """Measure accuracy, calibration and detection of a converted file, beside its source by itself."""
@@ -71,7 +72,6 @@ def evaluate(
     from gapa_onnx.measure.evaluation.evaluate import evaluate as measure
     from gapa_onnx.measure.evaluation.summary import summary_of
 
-    images = options.image_options(image_mean, image_std)
     _require_places(report, figures)
     quiet_runtime()
     with progress_bar() as progress:

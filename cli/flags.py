@@ -28,6 +28,7 @@ ARGUMENTS = frozenset(
     | {"threads", "value"}
 )
 
+_IMAGE_OPTION = re.compile(r"`ImageOptions\(([a-z]+)=([^`]+)\)`")
 _SPELLED = re.compile(r"`([a-z_]+)(?:=(?:'([^'`]*)'|\"([^\"`]*)\"|([^'\"`\s]+)))?`")
 
 
@@ -39,8 +40,14 @@ def flag(name: str, value: object = None) -> str:
 
 def as_flags(text: str) -> str:
     """A text of the library for the terminal: `k` is --k there, `task="regression"` --task regression, and
-    `paper=True` --paper. Other words in backticks stay as they are."""
-    return _SPELLED.sub(_flag_of, text)
+    `paper=True` --paper, and `ImageOptions(mean=(0.5, 0.4, 0.3))` --image-mean 0.5,0.4,0.3. Other words in backticks
+    stay as they are."""
+    return _SPELLED.sub(_flag_of, _IMAGE_OPTION.sub(_image_flag_of, text))
+
+
+def _image_flag_of(spelled: re.Match[str]) -> str:
+    name, value = spelled.groups()
+    return flag(f"image_{name}", re.sub(r"[()'\s]", "", value))
 
 
 def _flag_of(spelled: re.Match[str]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -95,3 +96,17 @@ def size_text(size: int) -> str:
             return f"{amount:.3g} {unit}"
         amount /= 1000
     return f"{amount:.3g} GB"
+
+
+def image_text(images: Mapping[str, Any]) -> str:
+    """How images became inputs, by the record of a file: 32 × 32, RGB, channels first, (pixel / 255 − [0.5]) / [0.25]."""
+    height, width, colors = images["height"], images["width"], images["colors"]
+    size = (
+        "in their own sizes" if height is None and width is None else f"{height or 'any'} × {width or 'any'}"
+    )
+    scaled = "pixel / 255" if images["white"] == 1 else "pixels as they are, 0 … 255"
+    mean, std = (", ".join(f"{value:g}" for value in images[name]) for name in ("mean", "std"))
+    if (mean, std) != ("0", "1"):
+        scaled = f"({scaled} − [{mean}]) / [{std}]"
+    named = "grey" if colors == "grey" else colors.upper()
+    return f"{size}, {named}, channels {images['layout']}, {scaled}"

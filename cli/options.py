@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +17,19 @@ from gapa_onnx.settings import GAUSSIAN_PROCESS, HEADS, PAPER, Settings, choices
 if TYPE_CHECKING:
     from gapa_onnx.data import ImageOptions
 
+    Images = ImageOptions
+else:
+    Images = object  # of an annotation that is only read: help is not to wait for numpy
+
 _DEFAULTS = Settings()
 _DATA_FORMS = "a folder (.npy, .npz, .pb, images), one .npy, .npz, .csv or .parquet, or loader.py:function"
-_IMAGES = "Images"
+_IMAGE_OPTIONS = {
+    "mean": ("M,…", "Subtract from pixels in 0 … 1, one or per channel."),
+    "std": ("S,…", "Then divide by, one or per channel."),
+    "size": ("H,W", "Resize to, where the model takes any size."),
+    "layout": ("first|last", "Where the channels are, if the input's shape does not tell."),
+    "colors": ("rgb|bgr|grey", "What the channels are; rgb or grey by their number."),
+}
 
 # ------------------------------------------------------------------ files and data
 
@@ -47,22 +57,6 @@ BatchSize = Annotated[
         help="Rows per run of the model; as many as fit well into memory unless given.",
         min=1,
         show_default=False,
-    ),
-]
-
-ImageMean = Annotated[
-    str | None,
-    typer.Option(
-        "--image-mean",
-        metavar="M,…",
-        help="Subtract from pixels in 0 … 1, one or per channel.",
-        rich_help_panel=_IMAGES,
-    ),
-]
-ImageStd = Annotated[
-    str | None,
-    typer.Option(
-        "--image-std", metavar="S,…", help="Then divide by, one or per channel.", rich_help_panel=_IMAGES
     ),
 ]
 
@@ -111,19 +105,43 @@ Command = Callable[..., int]
 def settings_options(*names: str) -> Callable[[Command], Command]:
     """A decorator for a command with a parameter `settings`: in its place the command line takes one option
     for each of the settings named, or for all of them, and the command is given one `Settings`."""
+    return _in_place_of("settings", [_option(name) for name in names or choices()], Settings)
+
+
+def image_options(panel: str = "Images, where not as the file says") -> Callable[[Command], Command]:
+    """A decorator for a command with a parameter `images`: in its place the command line takes options that say
+    how images become inputs, and the command is given one `ImageOptions`."""
+    taken = [
+        inspect.Parameter(
+            f"image_{name}",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                str | None, typer.Option(f"--image-{name}", metavar=metavar, help=text, rich_help_panel=panel)
+            ],
+        )
+        for name, (metavar, text) in _IMAGE_OPTIONS.items()
+    ]
+    return _in_place_of("images", taken, _images)
+
+
+def _in_place_of(
+    name: str, taken: Sequence[inspect.Parameter], made: Callable[..., object]
+) -> Callable[[Command], Command]:
+    """A decorator that puts options in place of one parameter, which the command is given as it is made of them."""
 
     def with_options(command: Command) -> Command:
         declared = inspect.signature(command, eval_str=True)
         parameters = [
             option
-            for name, parameter in declared.parameters.items()
-            for option in (map(_option, names or choices()) if name == "settings" else [parameter])
+            for parameter in declared.parameters.values()
+            for option in (taken if parameter.name == name else [parameter])
         ]
 
         @functools.wraps(command)
         def take_options(**given: Any) -> int:
-            chosen = {name: given.pop(name) for name in names or choices()}
-            return command(**given, settings=Settings(**chosen))
+            chosen = {option.name: given.pop(option.name) for option in taken}
+            return command(**given, **{name: made(**chosen)})
 
         # What typer reads: the signature, and in older versions the annotations too.
         signature = declared.replace(parameters=parameters)
@@ -150,14 +168,29 @@ def _option(name: str) -> inspect.Parameter:
     )
 
 
-def image_options(mean: str | None, std: str | None) -> ImageOptions:
-    """`0.5` or `0.485,0.456,0.406`, as numbers."""
+def _images(
+    image_mean: str | None,
+    image_std: str | None,
+    image_size: str | None,
+    image_layout: str | None,
+    image_colors: str | None,
+) -> Images:
+    """`0.5` or `0.485,0.456,0.406` as numbers, `224` or `224,320` as a height and a width."""
     from gapa_onnx.data import ImageOptions
 
-    options = ImageOptions(_numbers("--image-mean", mean), _numbers("--image-std", std))
-    if options.std is not None and min(options.std) <= 0:
-        raise UserError(f"--image-std is {std}; pixels are divided by it", "give positive numbers")
-    return options
+    mean, std = _numbers("--image-mean", image_mean), _numbers("--image-std", image_std)
+    if std is not None and min(std) <= 0:
+        raise UserError(f"--image-std is {image_std}; pixels are divided by it", "give positive numbers")
+    return ImageOptions(mean, std, _size(image_size), image_layout, image_colors)
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    sides = text.split(",")
+    if len(sides) > 2 or not all(side.strip().isdecimal() and int(side) > 0 for side in sides):
+        raise UserError(f"--image-size {text!r} is not a height and a width", "for example 224,224")
+    return int(sides[0]), int(sides[-1])
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:

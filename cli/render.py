@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gapa_onnx.cli.console import console
 from gapa_onnx.cli.flags import as_flags
-from gapa_onnx.cli.layout import gap, legend, lines, number, shape_text, size_text, some, table
+from gapa_onnx.cli.layout import gap, image_text, legend, lines, number, shape_text, size_text, some, table
 
 if TYPE_CHECKING:
     from gapa_onnx.settle.thresholds import Threshold
@@ -30,6 +30,7 @@ def conversion(answer: Mapping[str, Any], source: str, data: str, calib: str) ->
         ("source", source),
         ("output", f"{answer['output'] or 'nothing was written: a check failed'}{size}"),
         ("data", f"{record['data']['rows']} rows of {data}, {_dropped(record['data']['dropped'])}"),
+        *_images(record.get("images")),
     )
     _trials(record)
     _fits(record["sites"])
@@ -54,6 +55,7 @@ def plan(answer: Mapping[str, Any], row_shapes: Mapping[str, tuple[int, ...]]) -
             "data",
             f"{'an unknown number of' if rows is None else rows} rows of {answer['data']['description']}",
         ),
+        *_images(answer["images"]),
         ("one row", fed),
     )
     _sites(_SITES, answer["sites"], explained=True)
@@ -114,6 +116,7 @@ def converted(answer: Mapping[str, Any]) -> None:
         ),
         *_ports(answer),
         ("data", f"{record['data']['rows']} rows, {_dropped(record['data']['dropped'])}"),
+        *_images(record.get("images")),
         ("settings", ", ".join(f"{name} {value}" for name, value in record["settings"].items())),
     )
     _trials(record)
@@ -305,6 +308,10 @@ def _ports(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
         )
         for kind in ("input", "output")
     ]
+
+
+def _images(images: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    return [] if images is None else [("images", image_text(images))]
 
 
 def _heads(heads: Mapping[str, Mapping[str, Any]]) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gapa_onnx.cli import options
 from gapa_onnx.cli.console import note, progress_bar, quiet_runtime, say_if_portable
+
+if TYPE_CHECKING:
+    from gapa_onnx.cli.predictions import Predictions
+    from gapa_onnx.sessions.feeding import Feeding
 
 _Out = Annotated[
     Path | None,
@@ -19,14 +23,15 @@ _Out = Annotated[
 _Portable = Annotated[bool, typer.Option("--portable", help="Leave the native library out.")]
 
 
+@options.image_options()
 def run(
     out: options.Converted,
     data: options.Data,
+    *,
     predictions: _Out = None,
     batch_size: options.BatchSize = None,
     portable: _Portable = False,
-    image_mean: options.ImageMean = None,
-    image_std: options.ImageStd = None,
+    images: options.Images,
 ) -> int:
     """Run a converted file, or any other model, over data."""
     from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
@@ -36,13 +41,14 @@ def run(
     from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 
     write = writer(predictions) if predictions else None
-    images = options.image_options(image_mean, image_std)
     quiet_runtime()
     session = open_model(out, portable=portable)
     record = read_record(session)
     if record is not None:
         require_outputs(record.heads, {value.name for value in session.get_outputs()}, roles=["var"])
-    source = feeding(session, open_data(data, input_specs(session), images, batch_size))
+    calibrated = None if record is None else record.images
+    opened = open_data(data, input_specs(session), images, batch_size, calibrated)
+    source = feeding(session, opened)
     if not portable:
         say_if_portable()
     names = [value.name for value in session.get_outputs() if value.type.startswith("tensor(")]
@@ -53,14 +59,19 @@ def run(
             answers = run_batch(session, names, batch)
             collected.add(row_count(batch, answers), answers)
             progress("running", collected.rows / source.rows if source.rows else 0.0)
-    if source.rows is not None and source.rows > collected.rows:
-        left = source.rows - collected.rows
-        note(f"{left} row(s) left out: they do not fill a batch of the size that the model fixes")
-    if collected.left_out:
-        note(f"left out, as they do not have one row per sample: {', '.join(collected.left_out)}")
+    _say_what_was_left_out(source, collected)
     if write:
         write(collected.arrays())
         print(f"{predictions}: {collected.rows} rows of {', '.join(collected.names)}")
     else:
         show(collected)
     return 0
+
+
+def _say_what_was_left_out(source: Feeding, collected: Predictions) -> None:
+    """Rows that fill no batch, and outputs that are not by row."""
+    if source.rows is not None and source.rows > collected.rows:
+        left = source.rows - collected.rows
+        note(f"{left} row(s) left out: they do not fill a batch of the size that the model fixes")
+    if collected.left_out:
+        note(f"left out, as they do not have one row per sample: {', '.join(collected.left_out)}")

@@ -33,16 +33,17 @@ _Out = Annotated[
 SHOWN = ("0.5", "0.75", "0.9", "0.95", "0.98", "0.99", "0.995", "0.999")
 
 
+@options.image_options()
 def threshold(
     file: options.Converted,
+    *,
     quantile: _Quantile = None,
     value: _Value = None,
     data: _Data = None,
     output: _Output = None,
     out: _Out = None,
     batch_size: options.BatchSize = None,
-    image_mean: options.ImageMean = None,
-    image_std: options.ImageStd = None,
+    images: options.Images,
     as_json: options.Json = False,
 ) -> int:
     """Show or move the line beyond which a converted file flags an input; nothing else changes."""
@@ -54,7 +55,6 @@ def threshold(
     changed = quantile is not None or value is not None or data is not None
     if changed:
         quiet_runtime()
-        images = options.image_options(image_mean, image_std)
         target = writable(out or file)
         found = set_threshold(
             file,

@@ -26,14 +26,15 @@ _Rows = Annotated[
 ]
 
 
+@options.image_options()
 def verify(
     source: options.Source,
     out: options.Converted,
     data: options.Data,
+    *,
     rows: _Rows = None,
     batch_size: options.BatchSize = None,
-    image_mean: options.ImageMean = None,
-    image_std: options.ImageStd = None,
+    images: options.Images,
     allow_uncovered: options.AllowUncovered = False,
     as_json: options.Json = False,
 ) -> int:
@@ -48,7 +49,6 @@ def verify(
     from gapa_onnx.sessions.inference import row_count
     from gapa_onnx.sessions.runtime import open_session
 
-    images = options.image_options(image_mean, image_std)
     quiet_runtime()
     original = load(source)
     converted = read_proto(out)
@@ -58,7 +58,8 @@ def verify(
             f"{out} was not written by gapa-onnx", "give the source first, then the converted file"
         )
     opened = open_session(original.given, original.label)
-    fed = feeding(opened, open_data(data, original.inputs, images, batch_size), TENSORS_PER_OUTPUT)
+    given = open_data(data, original.inputs, images, batch_size, record.images)
+    fed = feeding(opened, given, TENSORS_PER_OUTPUT)
     rows = rows or max(1, min(ROWS, int(MEMORY / (RUNS * fed.row_bytes))))
     batches = first_batches(opened, fed, rows, batch_size or min(BATCH, rows))
     say_if_portable()

@@ -65,7 +65,7 @@ def convert(
     allow_uncovered: bool = False,
     settings: Settings | None = None,
     paper: bool = False,
-    images: ImageOptions = ImageOptions(),
+    images: ImageOptions | None = None,
     batch_size: int | None = None,
     progress: Progress = silent,
     **choices: Any,
@@ -89,7 +89,7 @@ def convert(
         record then says which part. Without it such a part is a failed check.
     settings: a `Settings`; single choices can be given by name instead (`k=20, sites="all"`).
     paper: read the open choices as the paper does.
-    images: how images become inputs; the file remembers it.
+    images: how images become inputs, beyond what the model's input says; the file remembers it.
     batch_size: rows to run the model on at a time; as many as fit well into memory unless given.
 
     Example

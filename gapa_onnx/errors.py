@@ -1,4 +1,4 @@
-"""Errors that are the user's to fix: one sentence, and a hint at what to do next."""
+"""Errors that are the user's to fix: one sentence, and a hint at what to do next; and what only warns."""
 
 from __future__ import annotations
 
@@ -16,3 +16,10 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} (hint: {self.hint})" if self.hint else self.message
+
+
+class DataWarning(UserWarning):
+    """Something about the data that may not be meant; the work goes on.
+
+    The command line prints `warning: message`, once.
+    """

@@ -35,6 +35,8 @@ Link = Annotated[str, "softmax", "sigmoid", "identity"]
 Bridge = Annotated[str, "shared", "per-class"]
 Quadrature = Annotated[str, "latin", "grid", "samples"]
 Score = Annotated[str, "variance", "epistemic"]
+Channels = Annotated[str, "first", "last"]
+Colors = Annotated[str, "rgb", "bgr", "grey"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,19 @@ class DataRecord:
 
     rows: int
     dropped: int  #: query rows left out for a NaN or an infinity
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """How images became the model's input: (pixel · white / 255 − mean) / std, pixels between 0 and 255."""
+
+    height: int | None  #: that images were resized to; None: each as it is
+    width: int | None
+    layout: Channels  #: where the channels are: (N, C, H, W) or (N, H, W, C)
+    colors: Colors  #: what the channels are, in their order
+    white: int  #: what a white pixel is before mean and std: 1, or 255 where the input takes whole numbers
+    mean: tuple[float, ...]  #: one value, or one per channel in their order
+    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -201,6 +216,7 @@ class Record:
     sites: tuple[SiteRecord, ...]  #: in the order of the graph
     heads: Mapping[str, HeadRecord]  #: by output
     cuts: tuple[CutRecord, ...]
+    images: ImageRecord | None = None  #: where the calibration data were images
     budget: BudgetRecord | None = None
     uncovered: tuple[str, ...] = ()  #: outputs that vary with the data and have no variance at all
     states: tuple[str, ...] = ()  #: outputs that are fed again at the next call, and have no variance

@@ -28,6 +28,7 @@ from gapa_onnx.record import (
     BudgetRecord,
     CutRecord,
     DetectionRecord,
+    ImageRecord,
     NoiseRecord,
     Record,
     TrialRecord,
@@ -73,6 +74,7 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
     head = dataclasses.replace(
         head,
         score=dataclasses.replace(head.score, quantiles=one, lengths={"slope": 0.5}),
+        image_score=dataclasses.replace(head.score, quantiles=one, lengths={"slope": 0.5}),
         noise=NoiseRecord(1347, 1.5, 1.75),
         uncovered="classes 4..9 of 10 on axis 1 (60%)",
         mask="attention_mask",
@@ -87,6 +89,7 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
         record,
         sites=sites,
         heads={"logits": head},
+        images=ImageRecord(224, 224, "first", "rgb", 1, (0.485, 0.456, 0.406), (0.25,)),
         budget=BudgetRecord(1.5, (trial,)),
         cuts=cuts,
         uncovered=("beside",),

@@ -156,6 +156,11 @@ def _parameters(function) -> set[str]:
         ("`k` is 0", "--k is 0"),
         ("`k=20` is more than `m=10`", "--k 20 is more than --m 10"),
         ('use `task="regression"`', "use --task regression"),
+        ("`ImageOptions(mean=0.5)`", "--image-mean 0.5"),
+        (
+            "`ImageOptions(size=(8, 6))` or `ImageOptions(colors='bgr')`",
+            "--image-size 8,6 or --image-colors bgr",
+        ),
         ("use `on_unsupported='cut'`.", "use --on-unsupported cut."),
         ("`task='my output=none'`", "--task 'my output=none'"),
         ("`length_scale=0.5` and `out`", "--length-scale 0.5 and -o"),

@@ -11,6 +11,7 @@ import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
+from gapa_onnx.record import ImageRecord
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Reader:
     count: Callable[[], int | None] | None = None  #: None: add up the bundles, which is cheap here
     eager: bool = True
     files: tuple[Path, ...] = ()
+    images: ImageRecord | None = None  #: how images become inputs, where the data are images
 
 
 def stream_of(array: Array, where: str) -> ArrayStream:

@@ -57,6 +57,7 @@ def open_files(
             lambda: images.image_bundles(files, layout),
             count=lambda: len(files),
             files=tuple(files),
+            images=layout.record,
         )
     if kind == ".npz":
         return Reader(description, lambda: map(npz_bundle, files))

@@ -1,4 +1,5 @@
-"""Images as a model's input: layout, size, channels and scaling follow from the input's shape and type."""
+"""Images as a model's input: layout, size, channels and scaling follow from the input's shape and type, and what these
+leave open from the options."""
 
 from __future__ import annotations
 
@@ -12,10 +13,13 @@ import numpy as np
 from gapa_onnx.arrays import Array
 from gapa_onnx.data.bundle import Bundle, reading, stream_of
 from gapa_onnx.data.convert import kind
-from gapa_onnx.data.spec import ImageOptions, InputSpec, fixed
+from gapa_onnx.data.spec import ImageOptions, InputSpec, fixed, matches
 from gapa_onnx.errors import UserError
+from gapa_onnx.record import ImageRecord
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp")
+Shape = tuple[int | str | None, ...]
+_CHANNEL_AXES = {"first": 1, "last": 3}
 
 
 @dataclass(frozen=True)
@@ -23,16 +27,15 @@ class ImageLayout:
     """How an image becomes one row of an input."""
 
     spec: InputSpec
-    channels: int
-    channels_first: bool
-    height: int | None  #: None: as the image is
-    width: int | None
-    mean: Array | None  # (channels,) or (1,)
-    std: Array | None  # (channels,) or (1,)
+    record: ImageRecord
+
+    @property
+    def channels(self) -> int:
+        return 1 if self.record.colors == "grey" else 3
 
 
 def image_layout(inputs: Sequence[InputSpec], options: ImageOptions) -> ImageLayout:
-    """Read the layout off the model's single input, (N, C, H, W) or (N, H, W, C) with C = 1 or 3."""
+    """Read the layout off the model's single input, (N, C, H, W) or (N, H, W, C), and what is open off the options."""
     if len(inputs) != 1:
         names = ", ".join(repr(spec.name) for spec in inputs)
         raise UserError(
@@ -40,44 +43,114 @@ def image_layout(inputs: Sequence[InputSpec], options: ImageOptions) -> ImageLay
             "give the data as .npz files, or write a loader.py:function",
         )
     (spec,) = inputs
-    shape = spec.shape or ()
-    if len(shape) != 4 or (shape[1] not in (1, 3) and shape[3] not in (1, 3)):
-        raise UserError(
-            f"images do not fit input '{spec.name}', which takes {spec}: "
-            "neither (N, C, H, W) nor (N, H, W, C) with 1 or 3 channels",
-            "write a loader.py:function that prepares the images as the model takes them",
-        )
-    first = shape[1] in (1, 3)
-    height, width = shape[2:] if first else shape[1:3]
-    channels = 3 if shape[1 if first else 3] == 3 else 1
+    shape = (None,) * 4 if spec.shape is None else spec.shape
+    layout = _channel_layout(spec, shape, options)
+    colors = _colors(spec, shape[1 if layout == "first" else 3], options)
+    height, width = _size(spec, shape[2:] if layout == "first" else shape[1:3], options)
     if kind(spec.dtype) not in ("float", "int") or spec.dtype == np.int8:
         raise UserError(
             f"images do not fit input '{spec.name}', which takes {spec}: pixels are 0 … 255 or 0.0 … 1.0",
             "write a loader.py:function that prepares the images as the model takes them",
         )
-    mean, std = _normalisation(spec, options, channels)
-    return ImageLayout(
-        spec, channels, first, height if fixed(height) else None, width if fixed(width) else None, mean, std
+    mean, std = _normalisation(spec, options, 1 if colors == "grey" else 3)
+    white = 1 if kind(spec.dtype) == "float" else 255
+    return ImageLayout(spec, ImageRecord(height, width, layout, colors, white, mean, std))
+
+
+def _channel_layout(spec: InputSpec, shape: Shape, options: ImageOptions) -> str:
+    """Where the channels are: the first of both places that has 1 or 3 of them, unless that is given."""
+    sizes = {name: shape[axis] for name, axis in _CHANNEL_AXES.items()} if len(shape) == 4 else {}
+    known = [name for name, size in sizes.items() if size in (1, 3)]
+    possible = [name for name, size in sizes.items() if size in (1, 3) or not fixed(size)]
+    if options.layout in possible:
+        return options.layout
+    if options.layout is None and known:
+        return known[0]
+    loader = "write a loader.py:function that prepares the images as the model takes them"
+    told = f"say where the channels are with `ImageOptions(layout={possible[0]!r})`, or " if possible else ""
+    raise UserError(
+        f"images do not fit input '{spec.name}', which takes {spec}: "
+        "neither (N, C, H, W) nor (N, H, W, C) with 1 or 3 channels"
+        + (f" {options.layout}" if options.layout else ""),
+        told + loader,
     )
+
+
+def _colors(spec: InputSpec, channels: int | str | None, options: ImageOptions) -> str:
+    """What the channels are: colours in the order red, green, blue, or grey if there is one, unless that is given."""
+    colors = options.colors or ("grey" if channels == 1 else "rgb")
+    if fixed(channels) and (channels == 1) != (colors == "grey"):
+        raise UserError(
+            f"input '{spec.name}' takes {spec}, so images cannot be {colors}",
+            f"leave `ImageOptions(colors={colors!r})` out",
+        )
+    return colors
+
+
+def _size(spec: InputSpec, wanted: Shape, options: ImageOptions) -> tuple[int | None, int | None]:
+    """Height and width: the model's where it fixes them, else as given, else None for each image's own."""
+    if options.size is not None and not matches(options.size, wanted):
+        raise UserError(
+            f"input '{spec.name}' takes {spec}, so images cannot be {options.size[0]} × {options.size[1]}",
+            "leave the image size out: images are resized as the model takes them",
+        )
+    height, width = options.size or wanted
+    return height if fixed(height) else None, width if fixed(width) else None
 
 
 def _normalisation(
     spec: InputSpec, options: ImageOptions, channels: int
-) -> tuple[Array | None, Array | None]:
-    """Mean and std of pixels between 0 and 1, one for each channel, where they are given."""
-    mean, std = _per_channel(options.mean, "mean", channels), _per_channel(options.std, "std", channels)
-    if kind(spec.dtype) == "int" and (mean is not None or std is not None):
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of pixels between 0 and 1, one value or one for each channel; 0 and 1 unless given."""
+    mean = _per_channel(0.0 if options.mean is None else options.mean, "mean", channels)
+    std = _per_channel(1.0 if options.std is None else options.std, "std", channels)
+    if kind(spec.dtype) == "int" and (any(mean) or any(value != 1 for value in std)):
         raise UserError(
             f"input '{spec.name}' takes {spec}, so image mean and std do not apply", "leave them out"
         )
-    mean_off = mean is not None and np.any(np.abs(mean) > 1)
-    std_off = std is not None and np.any((std <= 0) | (std > 1))
-    if mean_off or std_off:
+    if any(abs(value) > 1 for value in mean) or any(not 0 < value <= 1 for value in std):
         raise UserError(
             "image mean and std are for pixels between 0 and 1, so |mean| <= 1 and 0 < std <= 1",
             "divide values meant for pixels of 0 … 255 by 255",
         )
     return mean, std
+
+
+def differences(used: ImageRecord, calibrated: ImageRecord) -> str | None:
+    """A sentence about what is not as it was when the file was calibrated; None where all is."""
+    channels = 1 if used.colors == calibrated.colors == "grey" else 3
+    now, then = _comparable(used, channels), _comparable(calibrated, channels)
+    names = [name for name in now if now[name] != then[name]]
+    if not names:
+        return None
+    given, before = (" and ".join(_spelled(name, record) for name in names) for record in (used, calibrated))
+    return (
+        f"these images are read with {given}, but the file was calibrated with {before}: scores will differ"
+    )
+
+
+def _comparable(record: ImageRecord, channels: int) -> dict[str, object]:
+    """What tells two ways of reading images apart; one value is the same for every channel."""
+    each = {
+        name: values * channels if len(values) == 1 else values
+        for name, values in (("mean", record.mean), ("std", record.std))
+    }
+    return {
+        **each, "size": (record.height, record.width), "layout": record.layout, "colors": record.colors,
+    }  # fmt: skip
+
+
+def _spelled(name: str, record: ImageRecord) -> str:
+    """One part of a record as the option that asks for it."""
+    if name == "size":
+        if record.height is None or record.width is None:
+            return "images in their own sizes"
+        return f"`ImageOptions(size=({record.height}, {record.width}))`"
+    value = getattr(record, name)
+    if name in ("mean", "std"):
+        value = tuple(float(f"{number:.7g}") for number in value)  # as many digits as a float32 has
+        value = value[0] if len(value) == 1 else value
+    return f"`ImageOptions({name}={value!r})`"
 
 
 def image_bundles(files: Sequence[Path], layout: ImageLayout) -> Iterator[Bundle]:
@@ -95,18 +168,18 @@ def load_image(path: Path, layout: ImageLayout) -> Array:
             # 16-bit grey: converting clips at 255, so bring it to 8 bits first; 65535 = 257 · 255
             grey = (np.asarray(image).astype(np.float64) / 257).round().clip(0, 255)
             image = Image.fromarray(grey.astype(np.uint8))
+        record = layout.record
         image = image.convert("RGB" if layout.channels == 3 else "L")
-        width, height = layout.width or image.width, layout.height or image.height
+        width, height = record.width or image.width, record.height or image.height
         if (width, height) != image.size:
             image = image.resize((width, height), Image.BILINEAR)
         pixels = np.asarray(image).reshape(height, width, layout.channels)
+    if record.colors == "bgr":
+        pixels = pixels[..., ::-1]
     if kind(layout.spec.dtype) == "float":
         pixels = pixels.astype(np.float32) / np.float32(255)
-        if layout.mean is not None:
-            pixels = pixels - layout.mean
-        if layout.std is not None:
-            pixels = pixels / layout.std
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if layout.channels_first else pixels
+        pixels = (pixels - np.asarray(record.mean, np.float32)) / np.asarray(record.std, np.float32)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1) if record.layout == "first" else pixels)
 
 
 def require_pillow() -> ModuleType:
@@ -118,13 +191,11 @@ def require_pillow() -> ModuleType:
     return Image
 
 
-def _per_channel(values: Sequence[float] | None, name: str, channels: int) -> Array | None:
-    if values is None:
-        return None
-    array = np.atleast_1d(np.asarray(values, np.float32))
+def _per_channel(values: float | Sequence[float], name: str, channels: int) -> tuple[float, ...]:
+    array = np.atleast_1d(np.asarray(values, np.float64))
     if array.shape not in ((1,), (channels,)) or not np.all(np.isfinite(array)):
         raise UserError(
             f"the image {name} has {array.size} values, but the model's images have {channels} channels",
             f"give one value, or {channels}",
         )
-    return array
+    return tuple(array.tolist())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from gapa_onnx.data.batching import Batch, Batcher
 from gapa_onnx.data.binding import bind, bind_whole
 from gapa_onnx.data.bundle import Bundle, Reader, bundle_of
 from gapa_onnx.data.folder import ACCEPTED, kind_of, open_files, open_folder
+from gapa_onnx.data.images import differences
 from gapa_onnx.data.loader import (
     as_arrays,
     calibration_reader,
@@ -33,7 +35,8 @@ from gapa_onnx.data.loader import (
 )
 from gapa_onnx.data.spec import ImageOptions, InputSpec
 from gapa_onnx.data.tables import csv_bundles, csv_count, parquet_bundles, parquet_count
-from gapa_onnx.errors import UserError
+from gapa_onnx.errors import DataWarning, UserError
+from gapa_onnx.record import ImageRecord
 
 _HINT = f"{ACCEPTED}; one .npy, .npz, .csv or .parquet; or loader.py:function"
 
@@ -42,7 +45,8 @@ class DataSource:
     """Data that fit a model, as batches of one size, or as they were given.
 
     `description` says in a few words what was opened, `batch_size` how many rows the user wants a model to be run
-    on at a time. Which of the two ways a model takes is found by `sessions.feeding`.
+    on at a time, `images` how images became inputs, where the data are images. Which of the two ways a model takes is
+    found by `sessions.feeding`.
     """
 
     def __init__(self, reader: Reader, inputs: Sequence[InputSpec], batch_size: int | None = None):
@@ -50,6 +54,7 @@ class DataSource:
             raise UserError(f"the batch size is {batch_size}", "give at least 1")
         self.description = reader.description
         self.files = reader.files  #: one per row where the data are image files, else none
+        self.images = reader.images
         self.inputs = tuple(inputs)
         self.batch_size = batch_size
         self._reader = reader
@@ -130,17 +135,24 @@ class DataSource:
 def open_data(
     source: Any,
     inputs: Sequence[InputSpec],
-    images: ImageOptions = ImageOptions(),
+    images: ImageOptions | None = None,
     batch_size: int | None = None,
+    calibrated: ImageRecord | None = None,
 ) -> DataSource:
     """Open any of the forms above for a model with these inputs; `images` matters to images only.
 
-    `batch_size` is how many rows to run a model on at a time; None leaves that to their size in memory.
+    `batch_size` is how many rows to run a model on at a time; None leaves that to their size in memory. `calibrated`
+    is how a converted file was given images: so are they given again, but for what `images` says, which is warned of.
     """
     if not inputs:
         raise UserError("the model has no inputs, so it takes no data", "give a model that takes data")
-    data = DataSource(_reader(source, inputs, images), inputs, batch_size)
+    options = (images or ImageOptions()).completed(calibrated)
+    data = DataSource(_reader(source, inputs, options), inputs, batch_size)
     data.check()
+    if data.images is not None and calibrated is not None:
+        differing = differences(data.images, calibrated)
+        if differing is not None:
+            warnings.warn(differing, DataWarning, stacklevel=2)
     return data
 
 

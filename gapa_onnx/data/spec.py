@@ -8,6 +8,12 @@ from typing import TypeGuard
 
 import numpy as np
 
+from gapa_onnx.errors import UserError
+from gapa_onnx.record import ImageRecord
+
+LAYOUTS = ("first", "last")
+COLORS = ("rgb", "bgr", "grey")
+
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -32,10 +38,50 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """The normalisation (x − mean) / std of float image inputs, x in 0 … 1; one value or one per channel."""
+    """How images become inputs; what is None is as a converted file says, and else as the model's input is.
+
+    Parameters
+    ----------
+    mean, std: the normalisation (x − mean) / std of float inputs, x in 0 … 1; one value, or one per channel in the
+        order of the model's channels.
+    size: (height, width) that images are resized to, where the model leaves it open.
+    layout: "first" or "last", where the channels are, if the input's shape does not tell.
+    colors: "rgb", "bgr" or "grey".
+    """
 
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    size: tuple[int, int] | None = None
+    layout: str | None = None
+    colors: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, words in (("layout", LAYOUTS), ("colors", COLORS)):
+            word = getattr(self, name)
+            if word not in (None, *words):
+                raise UserError(
+                    f"`ImageOptions({name}={word!r})` is not known", f"choose one of {', '.join(words)}"
+                )
+        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+            raise UserError(
+                f"`ImageOptions(size={self.size})` is not a height and a width", "for example 224,224"
+            )
+
+    def completed(self, recorded: ImageRecord | None) -> ImageOptions:
+        """With what the record of a converted file says in place of what is None."""
+        if recorded is None:
+            return self
+        size = self.size
+        # an open side beside a fixed one is the model's doing, and will be so again
+        if size is None and recorded.height is not None and recorded.width is not None:
+            size = recorded.height, recorded.width
+        return ImageOptions(
+            mean=recorded.mean if self.mean is None else self.mean,
+            std=recorded.std if self.std is None else self.std,
+            size=size,
+            layout=self.layout or recorded.layout,
+            colors=self.colors or recorded.colors,
+        )
 
 
 def fixed(size: int | str | None) -> TypeGuard[int]:

@@ -148,6 +148,7 @@ def _record(
             head.output: _head_record(template, head, numbers, settings, operators)
             for head in template.plan.heads
         },
+        images=calibration.fed.data.images,
         cuts=tuple(CutRecord(entry.node, entry.operator, entry.reason) for entry in template.cuts),
         budget=budget,
         states=template.plan.states,

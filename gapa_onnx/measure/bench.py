@@ -36,13 +36,13 @@ import onnx
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.data import Batch as FedBatch
-from gapa_onnx.data import ImageOptions, InputSpec, open_data
+from gapa_onnx.data import ImageOptions
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure import profiling
+from gapa_onnx.measure.feeds import first_rows, made_up
 from gapa_onnx.model.load import SourceModel, load, read_proto
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import require
-from gapa_onnx.sessions.feeding import feeding
 from gapa_onnx.sessions.inference import row_count, run_batch
 from gapa_onnx.sessions.runtime import open_session
 
@@ -135,7 +135,7 @@ def measure(
     data: Any = None,
     rounds: int | None = None,
     parts: bool = True,
-    images: ImageOptions = ImageOptions(),
+    images: ImageOptions | None = None,
     progress: Progress = silent,
 ) -> Measurement | Refusal:
     """The cost ratio of a converted file to its source on one batch, with its control.
@@ -148,6 +148,7 @@ def measure(
         inputs up: normal numbers, zeros where whole numbers are wanted.
     rounds: of the first attempt, shared by several openings of the files; None takes a few seconds.
     parts: also tell where the time goes.
+    images: how images become inputs; what it leaves open, or all, as the file was calibrated.
 
     Example
     -------
@@ -158,7 +159,10 @@ def measure(
             raise UserError(f"`{option}` is {number}; it must be at least 1")
     original = source if isinstance(source, SourceModel) else load(source)
     emitted = require_pair(original, converted)
-    feeds = made_up(original.inputs, batch) if data is None else first_rows(data, original, batch, images)
+    if data is None:
+        feeds = made_up(original.inputs, batch)
+    else:
+        feeds = first_rows(data, original, batch, images, require(emitted, "the second model").images)
     _try(original.given, feeds, made=data is None)
     return measure_on(
         original.given,
@@ -214,19 +218,6 @@ def _rows(source: onnx.ModelProto, feeds: Batch) -> int:
     return row_count(feeds, run_batch(open_session(source, "the source"), None, feeds))
 
 
-def fixed_batch(inputs: Sequence[InputSpec]) -> int | None:
-    """The number of rows that a model wants in every run, None where it is free."""
-    sizes = [spec.shape[0] for spec in inputs if spec.shape]
-    known = [size for size in sizes if isinstance(size, int)]
-    return known[0] if known and len(known) == len(sizes) else None
-
-
-def _require_batch(inputs: Sequence[InputSpec], rows: int) -> None:
-    fixed = fixed_batch(inputs)
-    if fixed not in (None, rows):
-        raise UserError(f"the model takes {fixed} row(s) at a time, not {rows}", f"use `batch={fixed}`")
-
-
 def require_pair(source: SourceModel, converted: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
     """The converted model, if it was made from this source: a ratio to some other model would mislead."""
     label = "the second model" if isinstance(converted, onnx.ModelProto) else os.fspath(converted)
@@ -238,57 +229,6 @@ def require_pair(source: SourceModel, converted: str | os.PathLike[str] | onnx.M
             f"give the file that it was made from ({record.source.file or 'a model in memory'})",
         )
     return proto
-
-
-# -------------------------------------------------------------------------- feeds
-
-
-def made_up(inputs: Sequence[InputSpec], rows: int) -> dict[str, Array]:
-    """A batch that fits the inputs' types and shapes; free axes beyond the first have one element."""
-    _require_batch(inputs, rows)
-    generator = np.random.default_rng(0)
-    sizes: dict[str, int] = {}
-    feeds = {}
-    for spec in inputs:
-        if spec.shape is None:
-            raise UserError(f"input {spec.name!r} has no declared shape", "give inputs with `data`")
-        shape = []
-        for axis, size in enumerate(spec.shape):
-            free = rows if axis == 0 else 1
-            if isinstance(size, str) and size:  # a symbol is one size everywhere
-                free = sizes.setdefault(size, free)
-            shape.append(size if isinstance(size, int) else free)
-        feeds[spec.name] = _values(generator, spec.dtype, shape)
-    return feeds
-
-
-def _values(generator: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> Array:
-    if dtype.kind == "f":
-        return generator.standard_normal(shape).astype(dtype)
-    if dtype.kind in "USO":
-        return np.full(shape, "", object)
-    return np.ones(shape, dtype) if dtype.kind == "b" else np.zeros(shape, dtype)
-
-
-def first_rows(data: Any, source: SourceModel, rows: int, images: ImageOptions) -> dict[str, Array]:
-    """The first rows of the data, over and over until the batch is full; a whole batch where the model wants it as given."""
-    if isinstance(data, FedBatch) and data.whole:
-        return data
-    _require_batch(source.inputs, rows)
-    opened = open_session(source.given, source.label)
-    found = next(feeding(opened, open_data(data, source.inputs, images, rows)).batches())
-    if found.whole:
-        return found
-    given = row_count(found)
-    batched = {
-        spec.name for spec in source.inputs if spec.shape is None or not isinstance((*spec.shape, 0)[0], int)
-    }
-    return {
-        name: np.take(array, np.arange(rows) % given, axis=0)
-        if given < rows and name in batched and array.ndim and len(array) == given
-        else array
-        for name, array in found.items()
-    }
 
 
 def _try(source: onnx.ModelProto, feeds: Batch, *, made: bool) -> None:

@@ -60,7 +60,7 @@ def set_threshold(
     data: Any = None,
     output: str | None = None,
     out: str | os.PathLike[str] | None = None,
-    images: ImageOptions = ImageOptions(),
+    images: ImageOptions | None = None,
     batch_size: int | None = None,
 ) -> tuple[Threshold, ...]:
     """Move the threshold of a converted file; nothing else in it changes.
@@ -72,6 +72,7 @@ def set_threshold(
     data: held-out inputs to take the quantiles over, in place of the calibration's own.
     output: which output's; all that have a score unless given.
     out: where to write; the file itself unless given.
+    images: how images become inputs; what it leaves open, or all, as the file was calibrated.
     batch_size: rows to run the file on at a time; as many as fit well into memory unless given.
     """
     path = Path(path)
@@ -80,7 +81,12 @@ def set_threshold(
     scores = _scores(record, output)
     _require_a_line(quantile, value, data)
     if data is not None:
-        scores = _on_data(path, record, scores, lambda inputs: open_data(data, inputs, images, batch_size))
+        scores = _on_data(
+            path,
+            record,
+            scores,
+            lambda inputs: open_data(data, inputs, images, batch_size, calibrated=record.images),
+        )
     for name, score in scores.items():
         scores[name] = moved = _moved(name, score, quantile, value)
         put_tensor(model.graph, score.tensor, np.asarray(moved.threshold))

@@ -17,6 +17,7 @@ from gapa_onnx.cli import main
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure import bench, profiling
+from gapa_onnx.measure.feeds import first_rows, fixed_batch, made_up
 from gapa_onnx.model.load import load
 from gapa_onnx.record import read
 
@@ -151,7 +152,7 @@ def test_measure_refuses_when_the_clock_says_so(converted, monkeypatch):
     order = list(itertools.chain(*bench.ORDERS))  # as `measure_on` opens them
     opened = itertools.count()
     monkeypatch.setattr(bench, "_run", fake_run)
-    feeds = bench.made_up(load(SOURCE).inputs, 4)
+    feeds = made_up(load(SOURCE).inputs, 4)
     model = onnx.load(SOURCE)
     found = bench.measure_on(model, onnx.load(converted), feeds, rounds=6, clock=clock)
     assert isinstance(found, bench.Refusal) and found.comparison.control == pytest.approx(1.5)
@@ -215,7 +216,7 @@ def test_every_added_node_has_a_part(converted):
 
 
 def test_split_of_a_real_run(converted, monkeypatch):
-    feeds = bench.made_up(load(SOURCE).inputs, 8)
+    feeds = made_up(load(SOURCE).inputs, 8)
     models = onnx.load(SOURCE), onnx.load(converted)
     parts = profiling.split(*models, feeds, 1)
     two = {profiling.SEARCH, profiling.SOLVE} if gapa_onnx.library_path() else {profiling.SITES}
@@ -248,18 +249,18 @@ def test_inputs_are_made_up_to_fit():
         InputSpec("scale", np.float64, ()),
         InputSpec("words", object, ("n",)),
     ]
-    feeds = bench.made_up(specs, 4)
+    feeds = made_up(specs, 4)
     assert {name: array.shape for name, array in feeds.items()} == {
         "x": (4, 3, 1), "ids": (4, 1), "mask": (4, 4), "scale": (), "words": (4,)
     }  # fmt: skip
     assert all(feeds[spec.name].dtype == spec.dtype for spec in specs)
     assert not feeds["ids"].any() and feeds["mask"].all() and len(np.unique(feeds["x"])) == 12
     with pytest.raises(UserError, match="no declared shape"):
-        bench.made_up([InputSpec("x", np.float32, None)], 4)
+        made_up([InputSpec("x", np.float32, None)], 4)
     state = InputSpec("state", np.float32, (2, 1, 8))  # not batched, beside an input that is
-    assert bench.made_up([specs[0], state], 4)["state"].shape == (2, 1, 8)
+    assert made_up([specs[0], state], 4)["state"].shape == (2, 1, 8)
     with pytest.raises(UserError, match="takes 1 row.s. at a time, not 4") as caught:
-        bench.made_up([InputSpec("x", np.float32, (1, 3)), state], 4)
+        made_up([InputSpec("x", np.float32, (1, 3)), state], 4)
     assert "`batch=1`" in caught.value.hint
 
 
@@ -267,9 +268,9 @@ def test_data_are_repeated_to_fill_a_batch():
     rows = np.arange(3 * 64, dtype=np.float32).reshape(3, 64)
     source = load(SOURCE)
     name = source.inputs[0].name
-    feeds = bench.first_rows({name: rows}, source, 8, gapa_onnx.data.ImageOptions())
+    feeds = first_rows({name: rows}, source, 8)
     np.testing.assert_array_equal(feeds[name], rows[[0, 1, 2, 0, 1, 2, 0, 1]])
-    feeds = bench.first_rows({name: rows}, source, 2, gapa_onnx.data.ImageOptions())
+    feeds = first_rows({name: rows}, source, 2)
     np.testing.assert_array_equal(feeds[name], rows[:2])
 
 
@@ -369,7 +370,7 @@ def test_a_fixed_batch_is_measured_as_it_is(tmp_path, capsys, measured):
     gapa_onnx.convert(
         tmp_path / "fixed.onnx", MODELS / "digits_mlp_calibration.npz", tmp_path / "out.onnx", m=50
     )
-    assert bench.fixed_batch(load(tmp_path / "fixed.onnx").inputs) == 2
-    assert bench.fixed_batch(load(SOURCE).inputs) is None
+    assert fixed_batch(load(tmp_path / "fixed.onnx").inputs) == 2
+    assert fixed_batch(load(SOURCE).inputs) is None
     assert main(["bench", str(tmp_path / "fixed.onnx"), str(tmp_path / "out.onnx"), "--json"]) == 0
     assert [entry["batch"] for entry in json.loads(capsys.readouterr().out)["measurements"]] == [2]

@@ -709,12 +709,16 @@ def test_thumbnails():
     grey = np.linspace(0, 1, 64)
     np.testing.assert_array_equal(thumbnail(grey, ImageOptions()), (grey * 255).round().reshape(8, 8))
     first = np.zeros((3, 4, 6))
-    first[1] = 1
-    assert thumbnail(first, ImageOptions()).tolist() == np.full((4, 6, 3), [0, 255, 0]).tolist()
+    first[1], first[2] = 1, 0.2
+    assert thumbnail(first, ImageOptions()).tolist() == np.full((4, 6, 3), [0, 255, 51]).tolist()
     last = np.full((4, 6, 3), 200, np.uint8)
     np.testing.assert_array_equal(thumbnail(last, ImageOptions()), last)
     normal = thumbnail((np.full((3, 4, 6), 0.5) - 0.4) / 0.2, ImageOptions(mean=(0.4,), std=(0.2,)))
     assert (normal == 128).all()
+    blue_first = thumbnail(first[::-1] - 0.5, ImageOptions((0.5,), colors="bgr"))
+    assert blue_first.tolist() == thumbnail(first, ImageOptions()).tolist()
+    as_recorded = ImageOptions((0.0,), (1.0,), layout="last", colors="rgb")
+    np.testing.assert_array_equal(thumbnail(last, as_recorded), last)
     stretched = thumbnail(np.array([[[-3.0, 1.0], [5.0, 1.0]]]), ImageOptions())
     assert stretched.tolist() == [[0, 128], [255, 128]]
     assert thumbnail(np.zeros((1, 300, 400)), ImageOptions()).shape == (75, 100)

@@ -18,7 +18,7 @@ from gapa_onnx.data.spec import fixed
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.labels import require_rows
 from gapa_onnx.measure.evaluation.metrics import needed
-from gapa_onnx.record import DetectionRecord, HeadRecord, damaged, require_outputs
+from gapa_onnx.record import DetectionRecord, HeadRecord, ImageRecord, damaged, require_outputs
 from gapa_onnx.sessions.feeding import Feeding, feeding
 from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 
@@ -87,6 +87,7 @@ class ConvertedFile:
     inputs: tuple[InputSpec, ...]
     answered: Answered
     provenance: Mapping[str, Any] = field(repr=False)
+    images: ImageRecord | None = None  #: how images became inputs when it was calibrated
 
     def batches(self, data: Feeding) -> Iterator[tuple[int, dict[str, Array], dict[str, Array]]]:
         """First row, inputs by name and answers by role, batch after batch."""
@@ -105,8 +106,8 @@ class ConvertedFile:
             yield start, batch, found
             start += rows
 
-    def open_data(self, data: Any, images: ImageOptions, batch_size: int | None = None) -> Feeding:
-        return feeding(self.session, open_data(data, self.inputs, images, batch_size))
+    def open_data(self, data: Any, images: ImageOptions | None, batch_size: int | None = None) -> Feeding:
+        return feeding(self.session, open_data(data, self.inputs, images, batch_size, calibrated=self.images))
 
     def require_matching(self, labels: Array, data: Feeding, seen: int | None = None) -> None:
         """Labels fit the rows, also those that a fixed batch size leaves out at the end.
@@ -158,6 +159,7 @@ def open_converted(
         tuple(input_specs(session)),
         _answered(chosen, heads[chosen], session),
         record.as_json(),
+        record.images,
     )
 
 

@@ -49,7 +49,7 @@ def evaluate(
     source: str | os.PathLike[str] | None = None,
     output: str | None = None,
     batch_size: int | None = None,
-    images: ImageOptions = ImageOptions(),
+    images: ImageOptions | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """Measure predictions and uncertainties of a converted file, always beside those of its source.
@@ -70,6 +70,7 @@ def evaluate(
     source: the file of the source model, to measure what the conversion costs.
     output: which output to evaluate, where several have a task.
     batch_size: rows to run the file on at a time; as many as fit well into memory unless given.
+    images: how images become inputs; what it leaves open, or all, as the file was calibrated.
 
     Example
     -------
@@ -92,7 +93,11 @@ class _Run:
     """A converted file with the judge of its task, and how data are fed to it."""
 
     def __init__(
-        self, converted: ConvertedFile, batch_size: int | None, images: ImageOptions, progress: Progress
+        self,
+        converted: ConvertedFile,
+        batch_size: int | None,
+        images: ImageOptions | None,
+        progress: Progress,
     ):
         self.converted, self.judge = converted, judge_of(converted)
         self.batch_size, self.images, self.progress = batch_size, images, progress
@@ -106,7 +111,8 @@ class _Run:
         return truth
 
     def gallery(self, origin: str) -> Gallery:
-        return Gallery(self.images, self.judge.caption, origin)
+        images = (self.images or ImageOptions()).completed(self.converted.images)
+        return Gallery(images, self.judge.caption, origin)
 
     def columns_of(
         self, data: Feeding, labels: Array | None, text: str, gallery: Gallery | None = None

@@ -138,8 +138,8 @@ def _layout(shape: tuple[int, ...]) -> str | None:
 def thumbnail(row: Array, options: ImageOptions, largest: int = LARGEST) -> Array:
     """One row of an image input as uint8, (h, w) or (h, w, 3), averaged down to at most `largest` pixels.
 
-    The normalisation of `options` is undone. What then lies within 0 … 1 is scaled by 255, what lies within
-    0 … 255 is taken as it is, and anything else runs from its own darkest to its own brightest value.
+    The normalisation of `options` and its order of colours are undone. What then lies within 0 … 1 is scaled by 255,
+    what lies within 0 … 255 is taken as it is, and anything else runs from its own darkest to its own brightest value.
     """
     layout = _layout(row.shape)
     if layout == "square":
@@ -149,13 +149,14 @@ def thumbnail(row: Array, options: ImageOptions, largest: int = LARGEST) -> Arra
         pixels = row.transpose(1, 2, 0) if layout == "first" else row
     integer = pixels.dtype.kind in "iu"
     pixels = pixels.astype(np.float64)
-    if options.std is not None:
-        pixels = pixels * np.asarray(options.std)
-    if options.mean is not None:
-        pixels = pixels + np.asarray(options.mean)
+    mean = np.asarray(0.0 if options.mean is None else options.mean)
+    std = np.asarray(1.0 if options.std is None else options.std)
+    pixels = pixels * std + mean
+    if options.colors == "bgr":
+        pixels = pixels[..., ::-1]
     pixels = _smaller(np.nan_to_num(pixels), largest)
     low, high = pixels.min(), pixels.max()
-    normalised = options.mean is not None or options.std is not None
+    normalised = bool(np.any(mean != 0) or np.any(std != 1))
     if normalised or (not integer and low >= 0 and high <= 1):
         pixels = pixels * 255
     elif not (low >= 0 and high <= 255):
