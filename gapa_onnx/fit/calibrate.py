@@ -155,7 +155,7 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
         whitening = (moments.mean.astype(np.float32), statistics.whitening(moments.mean, moments.covariance))
         rows = (rows - whitening[0]) @ whitening[1]
     length_scale = _length_scale(site, rows, settings, collected.inputs)
-    wanted = settings.points_for(rows.shape[1], site.many)
+    wanted = settings.points_for(rows.shape[1], site.many, site.chosen)
     chosen = inducing.select(
         settings.inducing,
         rows,

@@ -86,6 +86,7 @@ def emit_classes(
     *,
     classes: int | None,
     factor: Value | None = None,
+    leading: int | None = None,
 ) -> tuple[dict[str, Value], Value]:
     """Emit a head: its outputs by role, and the mean variance of its logits.
 
@@ -96,6 +97,7 @@ def emit_classes(
     classes: size of the class axis, None if the model leaves it open.
     factor: (n, C, C) with factor · factorᵀ the covariance of the logits, for rank 2; the split then
         sees how the logits vary together, and the bridge its diagonal `var`.
+    leading: of labels, how many the split is over: those with the largest logits. None: all of them.
     """
     axis = _class_axis(head, classes)
     if factor is not None and axis.rank != 2:
@@ -111,7 +113,7 @@ def emit_classes(
     if fits and graph.opset >= OLDEST_OPSET:
         found = _operator(graph, axis, points, output if shared else mean, mean, var, head.output)
     else:
-        found = _nodes(graph, head, axis, points, mean, var, factor)
+        found = _nodes(graph, head, axis, points, mean, var, factor, leading)
     found["probs"] = _probabilities(graph, head, axis, options, output, mean, var, found.get("probs"))
     if options.score == "epistemic":
         found["score"] = found["epistemic"]
@@ -165,17 +167,30 @@ def _nodes(
     mean: Value,
     var: Value,
     factor: Value | None,
+    leading: int | None,
 ) -> dict[str, Value]:
     """All roles but the probabilities, by nodes."""
     name = f"{head.output}/split/points"
     with graph.scope(f"{head.output}/split"):
         if head.link == "sigmoid":
-            parts = split_labels(graph, axis, points, mean, var, name)
+            few = _leading_labels(graph, axis, mean, var, leading)
+            parts = split_labels(graph, few[0], points, *few[1:], name)
         else:
             parts = split_classes(graph, axis, points, mean, var, name, factor=factor)
     with graph.scope(f"{head.output}/score"):
         score = graph.reduce("ReduceMean", var, [axis.axis], keepdims=False)
     return dict(zip(("entropy", "aleatoric", "epistemic", "score"), (*parts, score)))
+
+
+def _leading_labels(
+    graph: VarianceGraph, axis: ClassAxis, mean: Value, var: Value, leading: int | None
+) -> tuple[ClassAxis, Value, Value]:
+    """The labels with the largest logits, where not all of them count."""
+    if leading is None or axis.size is None or axis.size <= leading:
+        return axis, mean, var
+    chosen, labels = graph.topk(mean, leading, axis.axis)
+    var = graph.emit("GatherElements", var, labels, axis=axis.axis)
+    return replace(axis, size=leading), chosen, var
 
 
 # ------------------------------------------------------------------------ probabilities

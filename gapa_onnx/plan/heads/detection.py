@@ -29,6 +29,9 @@ from gapa_onnx.variance.graph import Value, VarianceGraph
 #: Probabilities are kept so far from 0 and 1 that their logits, and p (1 - p) squared, are numbers of single precision.
 FAINTEST, SUREST = 1e-12, 1 - 2.0**-20
 
+#: Labels that the entropies of a candidate are over: the others are out of the question, and cost as much.
+LEADING = 4
+
 #: Roles that are one number per candidate, or per row that NonMaxSuppression selects.
 PER_CANDIDATE = ("entropy", "aleatoric", "epistemic", "score", "objectness")
 
@@ -180,7 +183,9 @@ def _answers(
     flat = replace(
         head, output=prefix, axis=1, rank=2, logits=prefix if not detector.squashed else "", numbers=""
     )
-    found, spread = emit_classes(graph, flat, output_row, mean_row, var_row, options, classes=classes.count)
+    found, spread = emit_classes(
+        graph, flat, output_row, mean_row, var_row, options, classes=classes.count, leading=LEADING
+    )
     with graph.scope(f"{prefix}/detection"):
         whole = {
             role: graph.emit("Reshape", value, leading) for role, value in found.items() if role != "probs"
