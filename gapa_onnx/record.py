@@ -26,12 +26,13 @@ FORMAT = 2  #: of the record; raised whenever a field is added, removed or chang
 # Text that is one of some words.
 Layout = Annotated[str, "rows", "positions", "pooled", "flat"]
 Index = Annotated[str, "flat", "ivf", "ivfpq", "hnsw", "local"]
+Metric = Annotated[str, "euclidean", "standardised", "whitened"]
 Storage = Annotated[str, "float32", "float16", "int8"]
 Task = Annotated[str, "classification", "multilabel", "regression", "segmentation", "tokens", "none"]
 Link = Annotated[str, "softmax", "sigmoid", "identity"]
 Bridge = Annotated[str, "shared", "per-class"]
 Quadrature = Annotated[str, "latin", "grid", "samples"]
-Score = Annotated[str, "variance", "epistemic"]
+Score = Annotated[str, "variance", "epistemic", "share"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,10 @@ class SiteRecord:
     share_quantiles: Mapping[str, float]  #: of s over the calibration data, each row left out
     mask: str | None = (
         None  #: tensor that tells padding among its queries: where it is 0, after a ~ where it is not
+    )
+    joined: tuple[str, ...] = ()  #: tensors of the source whose numbers stand behind those of the query
+    metric: Metric = (
+        "euclidean"  #: of distances between queries; standardised: each number in standard deviations
     )
 
 
@@ -132,6 +137,11 @@ class HeadRecord:
     noise: NoiseRecord | None = None
     uncovered: str | None = None  #: which part of the output varies with the data and has no variance
     mask: str | None = None  #: tensor that tells padding among its positions, as that of a site
+
+    @property
+    def score_only(self) -> bool:
+        """Whether the output has a score and no variance, since none reaches it."""
+        return self.task == "none" and "var" not in self.outputs and "score" in self.outputs
 
 
 @dataclass(frozen=True)
@@ -245,6 +255,13 @@ def require_outputs(
         for place, name in named.items():
             if name not in present:
                 raise damaged(f"{place} stands for the output {name!r}, which the model does not have")
+
+
+def require_described(heads: Mapping[str, HeadRecord], present: Collection[str]) -> None:
+    """UserError unless the model has what heads speak of: for each a variance, or a score and its flag alone."""
+    alone = {output: head for output, head in heads.items() if head.score_only}
+    require_outputs(alone, present, roles=["score", "ood"])
+    require_outputs({o: head for o, head in heads.items() if o not in alone}, present, roles=["var"])
 
 
 def require_thresholds(record: Record, graph: onnx.GraphProto) -> None:

@@ -178,6 +178,8 @@ def _site_record(tensors: SiteTensors, fit: SiteFit) -> SiteRecord:
         storage_error=fit.storage_error,
         share_quantiles=fit.share_quantiles,
         mask=fit.site.mask,
+        joined=fit.site.joined,
+        metric=fit.metric,
     )
 
 

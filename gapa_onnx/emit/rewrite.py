@@ -13,7 +13,7 @@ weights of noise heads are named parameters, initializers whose numbers `settle`
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -31,12 +31,13 @@ from gapa_onnx.op.storage import emit_points
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.heads.lengths import LengthTensors
 from gapa_onnx.plan.heads.noise import NoiseTensors
-from gapa_onnx.plan.outputs import Answer, answer, declare, with_noise
+from gapa_onnx.plan.outputs import Answer, answer, declare, declare_scores, score_answer, with_noise
 from gapa_onnx.plan.tasks import Head
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import RefusedNode, propagate
-from gapa_onnx.variance.sites import Layout, Site, arrange, restore, valid_for_mean
+from gapa_onnx.variance.qdq import reading_graph
+from gapa_onnx.variance.sites import Layout, Site, read_queries, restore
 from gapa_onnx.variance.values import Scaled
 
 T = TypeVar("T")
@@ -88,6 +89,8 @@ def rewrite(
         own[site.output] = _shaped_like(graph, source, site, query, value)
         return own[site.output]
 
+    if plan.score_only:
+        return _scores_alone(plan, fits[plan.sites[0].output])
     result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
     graph = result.graph
     answers: dict[str, Answer] = {}
@@ -122,6 +125,32 @@ def rewrite(
         thresholds=_present({output: found.threshold for output, found in answers.items()}),
         noise=_present({output: found.noise for output, found in answers.items()}),
         cuts=result.refused,
+    )
+
+
+def _scores_alone(plan: Plan, fit: SiteFit) -> Template:
+    """The template of a plan without variances: the share of its one site is the score."""
+    source, (head,) = plan.source, plan.heads
+    graph = reading_graph(source)
+    share, site = share_at(graph, source, fit)
+    found = score_answer(source, graph, head, fit.site, share)
+    named = _named(graph, head, found)
+    score = named["score"].name
+    additions = graph.to_proto(list(named.values()))
+    protect(source, additions)
+    return Template(
+        plan=plan,
+        additions=additions,
+        outputs=tuple(declare_scores(value) for value in named.values()),
+        functions=tuple(_functions(source.opset, [fit], additions)),
+        sites=(site,),
+        roles={head.output: {role: value.name for role, value in named.items()}},
+        spreads={head.output: score},
+        scores={head.output: score},
+        lengths={},
+        thresholds=_present({head.output: found.threshold}),
+        noise={},
+        cuts=(),
     )
 
 
@@ -191,6 +220,25 @@ def own_variance(
 ) -> tuple[Value, SiteTensors]:
     """amplitude · s / (s + half-way) at one site, in the shape of the site's tensor; both numbers are left open."""
     site, prefix = fit.site, fit.site.prefix
+    share, names = share_at(graph, source, fit)
+    with graph.scope(prefix):
+        half_way = graph.constant(np.float32(1), names.half_way)
+        amplitude = graph.constant(fit.prior_var, names.amplitude)
+        levelled = graph.emit("Div", share, share + half_way, names=[names.levelled])
+        scale = restore(graph, site, levelled)
+        if site.layout is Layout.POOLED:
+            scale = graph.expand(
+                scale, like=graph.slice(tensor, site.axis, 0, 1)
+            )  # one number for all positions
+        own = Scaled(scale, amplitude, -1 if site.is_last else site.axis, f"{prefix}/own_var")
+        # A flat map has features on several axes.
+        value = own.tensor if site.layout is Layout.FLAT and (site.rank or 0) > 2 else own
+    return value, replace(names, levelled=levelled.name, half_way=half_way.name, amplitude=amplitude.name)
+
+
+def share_at(graph: VarianceGraph, source: SourceModel, fit: SiteFit) -> tuple[Value, SiteTensors]:
+    """s of the queries at one site (…, 1), and the names of what is there or may be made of it."""
+    site, prefix = fit.site, fit.site.prefix
     schema = SCHEMAS[fit.index.kind]
     parameters = {
         "k": np.array([fit.k], np.int64),
@@ -199,11 +247,12 @@ def own_variance(
         **fit.index.tensors,
     }
     with graph.scope(prefix):
-        query = arrange(graph, site, tensor, valid_for_mean(graph, source, site))
+        query = read_queries(graph, source, site)
         if fit.whitening is not None:
             centre, directions = fit.whitening
             query = query - graph.constant(centre, f"{prefix}/centre")
-            query = graph.emit("MatMul", query, graph.constant(directions, f"{prefix}/whitening"))
+            by = graph.constant(directions, f"{prefix}/whitening")
+            query = graph.emit("MatMul", query, by) if directions.ndim == 2 else query * by
         constants = [
             emit_points(graph, fit.storage, fit.index.points, f"{prefix}/points")
             if port.name == "points"
@@ -213,17 +262,5 @@ def own_variance(
         # A call of a function lists all its outputs, also the one that nobody reads.
         names = (f"{prefix}/share", f"{prefix}/neighbours")
         share, _ = graph.emit_several(schema.name, query, *constants, outputs=2, domain=DOMAIN, names=names)
-        half_way = graph.constant(np.float32(1), f"{prefix}/half_way")
-        amplitude = graph.constant(fit.prior_var, f"{prefix}/amplitude")
-        levelled = graph.emit("Div", share, share + half_way, names=[f"{prefix}/levelled"])
-        scale = restore(graph, site, levelled)
-        if site.layout is Layout.POOLED:
-            scale = graph.expand(
-                scale, like=graph.slice(tensor, site.axis, 0, 1)
-            )  # one number for all positions
-        own = Scaled(scale, amplitude, -1 if site.is_last else site.axis, f"{prefix}/own_var")
-        # A flat map has features on several axes.
-        value = own.tensor if site.layout is Layout.FLAT and (site.rank or 0) > 2 else own
-    return value, SiteTensors(
-        site.output, query.name, share.name, levelled.name, half_way.name, amplitude.name
-    )
+    made = (f"{prefix}/{what}" for what in ("levelled", "half_way", "amplitude"))
+    return share, SiteTensors(site.output, query.name, share.name, *made)

@@ -27,7 +27,7 @@ from gapa_onnx.sessions.runtime import open_session
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.masks import tensor_of, valid_positions, valid_queries
 from gapa_onnx.variance.qdq import reading_graph
-from gapa_onnx.variance.sites import Layout, Site, arrange, valid_for_mean
+from gapa_onnx.variance.sites import Layout, Site, read_queries
 
 SAMPLE_BYTES = 256 << 20  # rows kept for choosing inducing points, all sites together
 INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
@@ -114,14 +114,12 @@ class QueryReader:
 def _query_reader(source: SourceModel, sites: Sequence[Site]) -> QueryReader:
     """The source model with the queries of each site as outputs, and the maps that are pooled or flattened."""
     graph = reading_graph(source)
-    tensors = source.tensors
     queries = []
     for site in sites:
         with graph.scope(f"{site.prefix}/query"):
-            tensor = graph.tensor(site.query, np.dtype(tensors[site.query].dtype or np.float32))
-            made = arrange(graph, site, tensor, valid_for_mean(graph, source, site))
-            queries.append(graph.emit("Identity", made))
-    maps = list(dict.fromkeys(site.query for site in sites if site.layout in (Layout.POOLED, Layout.FLAT)))
+            queries.append(graph.emit("Identity", read_queries(graph, source, site)))
+    mapped = (site.query for site in sites if site.layout in (Layout.POOLED, Layout.FLAT) and not site.joined)
+    maps = list(dict.fromkeys(mapped))
     masks = _computed_masks(source, sites)
     names = [query.name for query in queries]
     existing = {value.name for value in source.proto.graph.output}

@@ -106,11 +106,14 @@ def coverage(
 ) -> Coverage:
     """The check on the answers of a converted model to some batches; `allowed` lets uncovered parts pass."""
     heads, found, rows = record.heads, {}, {}
+    if heads and all(head.score_only for head in heads.values()):
+        told = "; ".join(f"{output}: {head.reason}" for output, head in heads.items())
+        return Coverage(NAME, True, f"none has: {told}", {})
     changed = functools.cache(lambda: run(_with_other_weights(source), batches, level="all"))
     for output in (value.name for value in source.graph.output):
         name = heads[output].outputs.get("var") if output in heads else None
-        if output in heads and name is None:
-            continue  # score only, which its head says
+        if output in heads and heads[output].score_only:
+            continue  # which its head says
         table = _Rows.of(batches, [answer[output] for answer in answers])
         if table is None:
             continue

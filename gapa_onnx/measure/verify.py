@@ -21,7 +21,14 @@ from gapa_onnx.measure import strangers
 from gapa_onnx.measure.agreement import Batch, Check, Operators, bit_equal, run
 from gapa_onnx.measure.coverage import coverage
 from gapa_onnx.model.protos import duplicate
-from gapa_onnx.record import HeadRecord, Record, require, require_outputs, require_thresholds
+from gapa_onnx.record import (
+    HeadRecord,
+    Record,
+    require,
+    require_described,
+    require_outputs,
+    require_thresholds,
+)
 from gapa_onnx.sessions.inference import as_array
 
 __all__ = ["Check", "bit_equal", "verify"]
@@ -58,7 +65,7 @@ def verify(
     return [
         _same_outputs(names, before["none"], native, "none"),
         _same_outputs(names, before["all"], optimised, "all"),
-        _sound_variances({output: head.outputs["var"] for output, head in record.heads.items()}, optimised),
+        *_sound_answers(record.heads, optimised),
         *_sound_heads(record.heads, optimised),
         coverage(source, record, batches, optimised[first:], allowed=allow_uncovered),
         *strangers.checks(record, converted, exposed, asked, native[:first]),
@@ -69,7 +76,7 @@ def verify(
 def _require_described(record: Record, converted: onnx.ModelProto) -> None:
     """UserError where the record speaks of what the model does not have."""
     present = {output.name for output in converted.graph.output}
-    require_outputs(record.heads, present, roles=["var"])
+    require_described(record.heads, present)
     classes = {output: head for output, head in record.heads.items() if "probs" in head.outputs}
     require_outputs(classes, present, roles=HEAD_ROLES)
     require_thresholds(record, converted.graph)
@@ -89,6 +96,20 @@ def _same_outputs(names: Sequence[str], before: Sequence[Batch], after: Sequence
     different = {n for old, new in zip(before, after) for n in names if not bit_equal(old[n], new[n])}
     detail = f"differs: {', '.join(sorted(different))}" if different else f"{len(names)} output(s)"
     return Check(f"source outputs bit-equal, optimisation {level}", not different, detail)
+
+
+def _sound_answers(heads: Mapping[str, HeadRecord], answers: Sequence[Batch]) -> Iterator[Check]:
+    """Of the variances, and of the scores where there are no variances."""
+    variances = {output: head.outputs["var"] for output, head in heads.items() if not head.score_only}
+    scores = [head.outputs["score"] for head in heads.values() if head.score_only]
+    if variances or not scores:
+        yield _sound_variances(variances, answers)
+    if scores:
+        outside = {
+            name for answer in answers for name in scores if ((answer[name] < 0) | (answer[name] > 1)).any()
+        }
+        detail = f"{', '.join(sorted(outside))} is not" if outside else ", ".join(scores)
+        yield Check("scores between 0 and 1", not outside, detail)
 
 
 def _sound_variances(variances: dict[str, str], answers: Sequence[Batch]) -> Check:

@@ -17,10 +17,12 @@ from gapa_onnx.plan.layers import Network
 from gapa_onnx.plan.masks import find_masks, head_with_mask, with_mask
 from gapa_onnx.plan.outputs import rehearse
 from gapa_onnx.plan.placement import find_sites
+from gapa_onnx.plan.score_only import score_head, score_site, stopped
 from gapa_onnx.plan.tasks import Head, Task, find_heads
-from gapa_onnx.settings import Settings
+from gapa_onnx.settings import SCORE_ONLY, Settings
 from gapa_onnx.variance.covariance import check_tail
 from gapa_onnx.variance.expansion import schema_with_body
+from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import Propagation, RefusedNode, propagate, refusal_table
 from gapa_onnx.variance.rules import Deterministic, Options, Rule, behaviour, is_declared
 from gapa_onnx.variance.sites import Site
@@ -49,6 +51,7 @@ class Plan:
     refused: tuple[RefusedNode, ...]  #: nodes behind a site whose variance cannot be stated
     heads: tuple[Head, ...] = ()  #: what each of the outputs with a variance means
     options: Options = Options()  #: choices that rules ask for
+    score_only: bool = False  #: no variance reaches an output: the one head has a score of the one site
 
 
 def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
@@ -56,14 +59,19 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
     settings = settings or Settings()
     cut, options = settings.cut, Options(attention=settings.attention)
     masks = find_masks(source, settings.mask)
-    chosen = tuple(with_mask(source, site, masks) for site in find_sites(source, settings.sites))
-    rehearsal = propagate(
-        source,
-        chosen,
-        lambda graph, site: graph.tensor(f"{site.prefix}/own", np.dtype(np.float32)),
-        cut=cut,
-        options=options,
-    )
+    asked = settings.sites == SCORE_ONLY
+    found = find_sites(source, "auto" if asked else settings.sites)
+    chosen = tuple(with_mask(source, site, masks) for site in found)
+    if asked:
+        return _score_only(source, chosen, "no variance is asked for", settings)
+    if any(site.joined for site in chosen):
+        return _score_only(source, chosen, "no single tensor holds all that is fed", settings)
+    rehearsal = _rehearse(source, chosen, options, cut)
+    if settings.sites == "auto":
+        ended = rehearsal if cut or not rehearsal.refused else _rehearse(source, chosen, options, cut=True)
+        why = stopped(source, chosen[-1], ended, half_way=not chosen[-1].standardised)
+        if why is not None:
+            return _score_only(source, chosen, why, settings)
     floats = [tensor.name for tensor in source.outputs if is_float(tensor.dtype)]
     carriers = [
         tensor.name for tensor in source.outputs if is_float(tensor.dtype) or is_quantised(tensor.dtype)
@@ -79,6 +87,30 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
             head_with_mask(source, head, masks) for head in _heads(source, outputs, rehearsal, settings)
         ),
         options=options,
+    )
+
+
+def _rehearse(source: SourceModel, sites: Sequence[Site], options: Options, cut: bool) -> Propagation:
+    """The walk with stand-ins for the variances of the sites."""
+
+    def own(graph: VarianceGraph, site: Site) -> Value:
+        return graph.tensor(f"{site.prefix}/own", np.dtype(np.float32))
+
+    return propagate(source, sites, own, cut=cut, options=options)
+
+
+def _score_only(source: SourceModel, sites: Sequence[Site], why: str, settings: Settings) -> Plan:
+    """The plan for a model whose outputs get no variance."""
+    head = score_head(source, why, settings)
+    floats = (tensor.name for tensor in source.outputs if is_float(tensor.dtype))
+    return Plan(
+        source=source,
+        sites=(score_site(sites),),
+        outputs=(),
+        certain_outputs=tuple(name for name in floats if name != head.output),
+        refused=(),
+        heads=(head,),
+        score_only=True,
     )
 
 
@@ -109,13 +141,17 @@ def require_convertible(plan: Plan, settings: Settings) -> None:
     if plan.refused and not settings.cut:
         raise UserError(
             f"{len(plan.refused)} node(s) behind the sites have no variance rule:\n{refusal_table(plan.refused)}",
-            "choose later sites with `sites`, or pass `on_unsupported='cut'` to treat their outputs as certain",
+            "choose later sites with `sites`, pass `on_unsupported='cut'` to treat their outputs as certain, or "
+            f"`sites='{SCORE_ONLY}'` for a score without variances",
         )
+    if plan.score_only:
+        return
     if not plan.outputs:
         sites = ", ".join(site.name for site in plan.sites)
         raise UserError(
             f"no floating-point output depends on the site(s) {sites} by a path that carries variance",
-            "choose other sites with `sites`; `gapa-onnx inspect MODEL` lists them",
+            "choose other sites with `sites`; `gapa-onnx inspect MODEL` lists them, and "
+            f"`sites='{SCORE_ONLY}'` gives a score without variances",
         )
     if settings.covariance == "full":
         for tensor in dict.fromkeys(name for head in plan.heads for name in (head.tensor, head.logits)):

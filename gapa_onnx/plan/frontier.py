@@ -64,11 +64,21 @@ class Frontier:
                 found.visit(node)
         fronts = {tensor.name: found.by_tensor.get(tensor.name, frozenset()) for tensor in outputs}
         every = frozenset().union(*fronts.values())
+        if not every:
+            return {tensor.name: self._before_the_end for tensor in self.source.outputs}
         states = {tensor.name for tensor in outputs if self._may_be_state(tensor)}
         leading_on = found.before(every, every) if states and every else set()
         return {
             name: front for name, front in fronts.items() if name not in states or not front <= leading_on
         }
+
+    @functools.cached_property
+    def _before_the_end(self) -> Layers:
+        """The last layers of a model whose outputs come from none by a way that carries features: from trees or as
+        labels, behind layers that lead to these."""
+        network = self.network
+        every = frozenset(network.layers)
+        return _Fronts(network, {}).last(every) if every else every
 
     def _may_be_state(self, output: gs.Tensor) -> bool:
         """Whether an output may be fed again as an input: of the same rank, with the same lengths where both are

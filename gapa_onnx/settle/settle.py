@@ -155,8 +155,9 @@ def _score_record(
     settings: Settings,
 ) -> ScoreRecord:
     quantiles = scores.table()
+    by_variance = "share" if template.plan.score_only else "variance"
     return ScoreRecord(
-        kind="variance" if tensor == template.spreads[output] else settings.score,
+        kind=by_variance if tensor == template.spreads[output] else settings.score,
         rows=rows,
         source="left-out calibration rows",
         quantiles=quantiles,

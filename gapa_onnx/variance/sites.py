@@ -44,6 +44,10 @@ class Site:
     rank: int | None  #: of the query tensor, where it is known
     axis: int = -1  #: of the query tensor's features, counted from 0 where the rank is known
     mask: str | None = None  #: what tells padding among its queries, see `masks`
+    joined: tuple[str, ...] = ()  #: further tensors, whose numbers are put behind those of the query
+    standardised: bool = (
+        False  #: queries are compared in units of the standard deviation of each of their numbers
+    )
 
     @property
     def others(self) -> list[int]:
@@ -75,7 +79,19 @@ class Site:
         return f"{self.output}/gapa"
 
 
-def arrange(graph: VarianceGraph, site: Site, tensor: Value, valid: Value | None = None) -> Value:
+def read_queries(graph: VarianceGraph, source: SourceModel, site: Site) -> Value:
+    """The queries of a site as (…, d) float32."""
+
+    def tensor(name: str) -> Value:
+        return graph.tensor(name, np.dtype(source.tensors[name].dtype or np.float32))
+
+    if not site.joined:
+        return _arranged(graph, site, tensor(site.query), valid_for_mean(graph, source, site))
+    parts = [_arranged(graph, site, tensor(name), None) for name in (site.query, *site.joined)]
+    return graph.emit("Concat", *parts, axis=1)
+
+
+def _arranged(graph: VarianceGraph, site: Site, tensor: Value, valid: Value | None) -> Value:
     """The query tensor as (…, d) float32; `valid` (N, T) is the site's mask as bool, where it has one."""
     if is_quantised(tensor.dtype):
         tensor = graph.cast(tensor, np.float32)
