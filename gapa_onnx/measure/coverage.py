@@ -106,14 +106,9 @@ def coverage(
 ) -> Coverage:
     """The check on the answers of a converted model to some batches; `allowed` lets uncovered parts pass."""
     heads, found, rows = record.heads, {}, {}
-    if heads and all(head.score_only for head in heads.values()):
-        told = "; ".join(f"{output}: {head.reason}" for output, head in heads.items())
-        return Coverage(NAME, True, f"none has: {told}", {})
     changed = functools.cache(lambda: run(_with_other_weights(source), batches, level="all"))
-    for output in (value.name for value in source.graph.output):
+    for output in _judged_outputs(source, record):
         name = heads[output].outputs.get("var") if output in heads else None
-        if output in heads and heads[output].score_only:
-            continue  # which its head says
         table = _Rows.of(batches, [answer[output] for answer in answers])
         if table is None:
             continue
@@ -128,6 +123,15 @@ def coverage(
     return _judged(source, record, found, rows, allowed)
 
 
+def _judged_outputs(source: onnx.ModelProto, record: Record) -> list[str]:
+    """The outputs that may lack a variance: not those whose head says that there is a score only, and none where
+    that is so of all heads."""
+    alone = {output for output, head in record.heads.items() if head.score_only}
+    if alone and len(alone) == len(record.heads):
+        return []
+    return [value.name for value in source.graph.output if value.name not in alone]
+
+
 def _judged(
     source: onnx.ModelProto,
     record: Record,
@@ -135,6 +139,9 @@ def _judged(
     rows: Mapping[str, int],
     allowed: bool,
 ) -> Coverage:
+    alone = [f"{output}: {head.reason}" for output, head in record.heads.items() if head.score_only]
+    if len(alone) == len(record.heads) > 0:
+        return Coverage(NAME, True, f"no output has one: {'; '.join(alone)}", {})
     most = max(rows.values(), default=0)
     if most < 2:
         return Coverage(NAME, True, "nothing could be judged: nothing varies in a single row", {})

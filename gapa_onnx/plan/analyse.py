@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.model.dtypes import is_float, is_quantised
+from gapa_onnx.model.dtypes import is_float
 from gapa_onnx.model.load import SourceModel
-from gapa_onnx.plan.layers import Network
+from gapa_onnx.plan.layers import Network, is_numeric
 from gapa_onnx.plan.masks import find_masks, head_with_mask, with_mask
 from gapa_onnx.plan.outputs import rehearse
 from gapa_onnx.plan.placement import find_sites
@@ -59,23 +59,14 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
     settings = settings or Settings()
     cut, options = settings.cut, Options(attention=settings.attention)
     masks = find_masks(source, settings.mask)
-    asked = settings.sites == SCORE_ONLY
-    found = find_sites(source, "auto" if asked else settings.sites)
+    found = find_sites(source, "auto" if settings.sites == SCORE_ONLY else settings.sites)
     chosen = tuple(with_mask(source, site, masks) for site in found)
-    if asked:
-        return _score_only(source, chosen, "no variance is asked for", settings)
-    if any(site.joined for site in chosen):
-        return _score_only(source, chosen, "no single tensor holds all that is fed", settings)
     rehearsal = _rehearse(source, chosen, options, cut)
-    if settings.sites == "auto":
-        ended = rehearsal if cut or not rehearsal.refused else _rehearse(source, chosen, options, cut=True)
-        why = stopped(source, chosen[-1], ended, half_way=not chosen[-1].standardised)
-        if why is not None:
-            return _score_only(source, chosen, why, settings)
+    why = _why_none(source, chosen, rehearsal, settings)
+    if why is not None:
+        return _score_only(source, chosen, why, settings)
     floats = [tensor.name for tensor in source.outputs if is_float(tensor.dtype)]
-    carriers = [
-        tensor.name for tensor in source.outputs if is_float(tensor.dtype) or is_quantised(tensor.dtype)
-    ]
+    carriers = [tensor.name for tensor in source.outputs if is_numeric(tensor)]
     outputs = tuple(name for name in carriers if name in rehearsal.variances)
     return Plan(
         source=source,
@@ -97,6 +88,21 @@ def _rehearse(source: SourceModel, sites: Sequence[Site], options: Options, cut:
         return graph.tensor(f"{site.prefix}/own", np.dtype(np.float32))
 
     return propagate(source, sites, own, cut=cut, options=options)
+
+
+def _why_none(
+    source: SourceModel, sites: Sequence[Site], rehearsal: Propagation, settings: Settings
+) -> str | None:
+    """Why the file will have a score only, in words; None where it will have variances, or the user chose sites."""
+    if settings.sites == SCORE_ONLY:
+        return "no variance is asked for"
+    if settings.sites != "auto":
+        return None
+    if sites[-1].joined:
+        return "no single tensor holds all that is fed"
+    if rehearsal.refused and not settings.cut:
+        rehearsal = _rehearse(source, sites, Options(attention=settings.attention), cut=True)
+    return stopped(source, sites[-1], rehearsal, half_way=not sites[-1].standardised)
 
 
 def _score_only(source: SourceModel, sites: Sequence[Site], why: str, settings: Settings) -> Plan:

@@ -125,7 +125,7 @@ def open_converted(
     if record is None:
         raise UserError(f"{file} was not converted by gapa-onnx", f"gapa-onnx convert {file} --calib PATH")
     heads = record.heads
-    useful = [name for name, head in heads.items() if head.task != "none"]
+    useful = [name for name, head in heads.items() if _is_judged(head)]
     if output is not None and output not in heads:
         present = ", ".join(heads) or "none"
         raise UserError(f"{file} has no output {output!r} with a head; it has {present}", _CONVERT_AGAIN)
@@ -149,9 +149,13 @@ def open_converted(
     )
 
 
+def _is_judged(head: HeadRecord) -> bool:
+    return head.task != "none" or head.score_only
+
+
 def _answered(output: str, head: HeadRecord, session: ort.InferenceSession) -> Answered:
     require_outputs({output: head}, {value.name for value in session.get_outputs()})
-    wanted = _NUMBER_ROLES if head.task == "regression" else _CLASS_ROLES
+    wanted = _NUMBER_ROLES if head.task in ("regression", "none") else _CLASS_ROLES
     roles = {role: name for role, name in head.outputs.items() if role in wanted}
     known = {}
     if head.score is not None:
@@ -163,7 +167,7 @@ def _answered(output: str, head: HeadRecord, session: ort.InferenceSession) -> A
         head.link,
         head.axis,
         head.logits == output,
-        {MEAN: output, **roles},
+        {MEAN: roles["score"] if head.score_only else output, **roles},  # labels and maps are not judged
         known or None,
     )
 

@@ -18,6 +18,7 @@ from gapa_onnx.measure.evaluation.classification import (
 from gapa_onnx.measure.evaluation.regression import number_caption, number_columns, number_findings
 from gapa_onnx.measure.evaluation.rows import Columns, Findings
 from gapa_onnx.measure.evaluation.segmentation import pixel_columns, pixel_findings
+from gapa_onnx.measure.evaluation.strangeness import strangeness_columns, strangeness_findings
 from gapa_onnx.measure.evaluation.tokens import token_columns, token_findings
 
 
@@ -30,6 +31,7 @@ class Judge:
     columns: Callable[[Answered, Mapping[str, Array], Array | None, int, int], Columns]
     findings: Callable[[Columns], Findings]
     caption: Callable[[Columns, int], tuple[str, str]] | None = None  #: None: rows are not shown one by one
+    by_labels: bool = True  #: whether predictions are held against labels
 
 
 _CLASSES = Judge(("probs",), lambda *given: class_columns(*given[:4]), class_findings, class_caption)
@@ -37,6 +39,10 @@ _LABELS = Judge(("probs",), lambda *given: label_columns(*given[:4]), label_find
 _PLACES = Judge(("probs",), pixel_columns, pixel_findings)
 _TOKENS = Judge(("probs", "tokens"), token_columns, token_findings)
 _NUMBERS = Judge(("var",), number_columns, number_findings, number_caption)
+
+_STRANGENESS = Judge(
+    ("score", "ood"), lambda *given: strangeness_columns(*given[:2]), strangeness_findings, by_labels=False
+)
 
 
 def judge_of(converted: ConvertedFile) -> Judge:
@@ -46,7 +52,7 @@ def judge_of(converted: ConvertedFile) -> Judge:
         judge = _CLASSES if _one_place(converted) else _PLACES
     else:
         others = {"multilabel": _LABELS, "segmentation": _PLACES, "tokens": _TOKENS, "regression": _NUMBERS}
-        judge = others[answered.task]
+        judge = others.get(answered.task, _STRANGENESS)
     require_roles(answered, judge.needs)
     return judge
 
