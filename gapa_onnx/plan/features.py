@@ -24,6 +24,8 @@ _PREPARE = (
     "Transpose", *CARRIERS,
 )  # fmt: skip
 
+_CHANGE_AXES = ("Flatten", "Gather", "OneHotEncoder", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+
 
 def feature_site(network: Network) -> Site | None:
     """The site at the features, which compares them in units of their standard deviations; None without numbers."""
@@ -31,7 +33,7 @@ def feature_site(network: Network) -> Site | None:
     for node in network.source.graph.nodes:
         prepared.visit(node)
     for tensor in reversed(prepared.features):
-        if _is_table(tensor) and not _has_a_way_past(network, tensor):
+        if tensor.name in prepared.tables and not _has_a_way_past(network, tensor):
             rank = None if tensor.shape is None else 2
             return Site(
                 tensor.name,
@@ -61,10 +63,6 @@ def _joined(parts: Sequence[gs.Tensor]) -> Site:
     )
 
 
-def _is_table(tensor: gs.Tensor) -> bool:
-    return tensor.shape is None or len(tensor.shape) == 2
-
-
 def _fed(network: Network) -> list[gs.Tensor]:
     """The inputs that outputs depend on."""
     live = {tensor.name for tensor in network.source.outputs}
@@ -82,12 +80,14 @@ class _Preparation:
     raw: set[str] = field(default_factory=set)  #: words and whole numbers that come from nothing else
     born: list[gs.Tensor] = field(default_factory=list)  #: float inputs, and what is encoded of words
     features: list[gs.Tensor] = field(default_factory=list)  #: these, and what is prepared from them
+    tables: set[str] = field(default_factory=set)  #: those of them that are (n, d)
 
     def __post_init__(self) -> None:
         fed = _fed(self.network)
         self.raw = {tensor.name for tensor in fed if not is_float(tensor.dtype)}
         self.born = [tensor for tensor in fed if is_float(tensor.dtype)]
         self.features = list(self.born)
+        self.tables = {tensor.name for tensor in self.born if _rank(tensor) in (2, None)}
         self._prepared = {tensor.name for tensor in self.born}
 
     def visit(self, node: gs.Node) -> None:
@@ -96,11 +96,23 @@ class _Preparation:
             return
         if self.raw.issuperset(data):
             self.raw.update(tensor.name for tensor in node.outputs if not is_float(tensor.dtype))
-            self._add([tensor for tensor in node.outputs if is_float(tensor.dtype)], new=True)
+            self._add(node, new=True)
         elif self._prepared.issuperset(data) and self._prepares(node, len(data)):
-            self._add([tensor for tensor in node.outputs if is_float(tensor.dtype)], new=False)
+            self._add(node, new=False)
 
-    def _add(self, tensors: Sequence[gs.Tensor], new: bool) -> None:
+    def _is_table(self, node: gs.Node, made: gs.Tensor) -> bool:
+        """Whether a node makes (n, d). Where its shape is not told, as behind a Scaler, it does of (n, d) unless it
+        changes the axes, or has numbers with more of them."""
+        if made.shape is not None:
+            return len(made.shape) == 2
+        data = [tensor for tensor in node.inputs if self.network.follows_data(tensor.name)]
+        others = [tensor for tensor in node.inputs if tensor.name and tensor not in data]
+        kept = node.op not in _CHANGE_AXES and all((_rank(tensor) or 0) < 2 for tensor in others)
+        return kept and all(tensor.name in self.tables for tensor in data)
+
+    def _add(self, node: gs.Node, new: bool) -> None:
+        tensors = [tensor for tensor in node.outputs if is_float(tensor.dtype)]
+        self.tables.update(tensor.name for tensor in tensors if self._is_table(node, tensor))
         self._prepared.update(tensor.name for tensor in tensors)
         self.features += tensors
         if new:
@@ -111,6 +123,10 @@ class _Preparation:
         rule = behaviour(node.domain, node.op)
         elementwise = isinstance(rule, Rule) and rule.slopes is not None and data == 1
         return not has_subgraph(node) and (elementwise or node.op in _PREPARE)
+
+
+def _rank(tensor: gs.Tensor) -> int | None:
+    return None if tensor.shape is None else len(tensor.shape)
 
 
 def _has_a_way_past(network: Network, tensor: gs.Tensor) -> bool:
