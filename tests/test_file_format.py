@@ -75,7 +75,8 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
         noise=NoiseRecord(1347, 1.5, 1.75),
         uncovered="classes 4..9 of 10 on axis 1 (60%)",
     )
-    sites = tuple(dataclasses.replace(site, share_quantiles=one) for site in record.sites)
+    more = {"share_quantiles": one, "joined": ("pixels",), "metric": "standardised"}
+    sites = tuple(dataclasses.replace(site, **more) for site in record.sites)
     trial = TrialRecord("auto", "cached", 4000, 50, 1.25, 1.0, 0.05, 0.5, 0.99)
     cuts = (CutRecord("loop", "Loop", "no rule"),)
     return dataclasses.replace(
