@@ -171,7 +171,7 @@ def announced(conversion: Any, heads: Mapping[str, Any]) -> list[str]:
         if uncovered:
             says.append(f"{output}: recorded as not covered: {uncovered}")
         if "var" not in head.outputs:
-            says.append(f"{output}: score only: {head.reason}")
+            says.append(f"{output}: {head.reason}")
     if conversion.plan.refused:
         says.append(f"the variance is cut at {len(conversion.plan.refused)} node(s) without a rule")
     return list(dict.fromkeys(says))

@@ -12,13 +12,13 @@ from gapa_onnx.cli.console import print_json, progress_bar, quiet_runtime, say_i
 from gapa_onnx.errors import UserError
 
 _Labels = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--labels",
         metavar="FILE",
         help="What is true of each row: a .npy, .npz (key y, labels or targets), .csv or .txt. Classes from 0, "
         "a 0/1 matrix, numbers, maps of classes (255: ignored) or next tokens (negative: ignored). For a detector, "
-        "boxes in a COCO-style .json.",
+        "boxes in a COCO-style .json. A file with a score only needs none.",
         show_default=False,
     ),
 ]
@@ -55,7 +55,7 @@ _Figures = Annotated[
 def evaluate(
     out: options.Converted,
     data: options.Data,
-    labels: _Labels,
+    labels: _Labels = None,
     *,
     ood: _Ood = None,
     shifts: _Shifts = None,
@@ -101,7 +101,7 @@ def evaluate(
         print_json({**summary_of(found), "written": written})
     else:
         render_evaluation.evaluation(found)
-        render_evaluation.next_steps(found, str(data), str(labels), report, figures)
+        render_evaluation.next_steps(found, str(data), labels, report, figures)
     return 0
 
 

@@ -32,10 +32,14 @@ class Predictions:
         self.asked = list(names)
         self.names = list(names)
         self.left_out: list[str] = []  #: outputs that do not have one row per sample, such as a state
-        self.heads = {output: head for output, head in heads.items() if output in self.names}
+        self.heads = {
+            output: head
+            for output, head in heads.items()
+            if output in self.names or "var" not in head["outputs"]
+        }
         self.keep = keep
         self.rows = 0
-        self.spread = {name: _Spread() for name in self.heads}
+        self.spread = {name: _Spread() for name, head in self.heads.items() if "var" in head["outputs"]}
         self.flags = {name: _Flags() for name, head in self.heads.items() if "ood" in head["outputs"]}
         self._pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.names}
 
@@ -124,6 +128,7 @@ def show(predictions: Predictions) -> None:
     arrays = predictions.arrays()
     beside = {name for head in predictions.heads.values() for name in head["outputs"].values()}
     means = [name for name in predictions.names if name not in beside]
+    means += [name for name in predictions.heads if name not in predictions.names]  # lists of maps
     out = console()
     most = min(MOST_COLUMNS, max(1, out.width // CELL_WIDTH // max(1, len(means))))
     table = new_table()
@@ -143,10 +148,16 @@ def show(predictions: Predictions) -> None:
     out.print()
     for line in hidden:
         out.print(line, soft_wrap=True)
+    _say_about_all(predictions)
+
+
+def _say_about_all(predictions: Predictions) -> None:
+    """How uncertain and how strange all rows are."""
+    out = console()
     out.print(f"{predictions.rows} rows" + ("" if predictions.spread else "; no output has a variance"))
-    for name, spread in predictions.spread.items():
-        flags = f"; {predictions.flags[name]}" if name in predictions.flags else ""
-        out.print(f"{name}: {spread}{flags}", soft_wrap=True)
+    for name in predictions.heads:
+        said = [held[name] for held in (predictions.spread, predictions.flags) if name in held]
+        out.print(f"{name}: {'; '.join(map(str, said))}", soft_wrap=True)
 
 
 def _columns(
@@ -154,6 +165,8 @@ def _columns(
 ) -> tuple[list[Column], int]:
     """Labelled columns of cells for one output, and how many of its elements do not fit."""
     roles, link = (head["outputs"], head["link"]) if head else ({}, None)
+    if name not in arrays:  # a list of maps, beside which there is a score
+        return _scores(roles, arrays), 0
     mean, labels = arrays[name], _labels(name, arrays[name])
     left = max(0, len(labels) - most)
     probs = arrays[roles["probs"]] if "probs" in roles and mean.ndim == 2 else None
@@ -164,10 +177,16 @@ def _columns(
     else:
         var = roles.get("total_var", roles.get("var"))  # with the noise, where it is known
         columns = _error_bars(labels[:most], mean, None if var is None else arrays[var])
-    for role in ("epistemic", "score", "ood"):
-        if role in roles and arrays[roles[role]].ndim == 1:
-            columns.append((role, [_cell(value, None) for value in arrays[roles[role]]]))
-    return columns, left
+    return columns + _scores(roles, arrays), left
+
+
+def _scores(roles: Mapping[str, str], arrays: Arrays) -> list[Column]:
+    """One column for each number that a row has about its strangeness."""
+    return [
+        (role, [_cell(value, None) for value in arrays[roles[role]]])
+        for role in ("epistemic", "score", "ood")
+        if role in roles and arrays[roles[role]].ndim == 1
+    ]
 
 
 def _best_class(name: str, logits: np.ndarray, probs: np.ndarray) -> list[Column]:

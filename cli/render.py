@@ -63,7 +63,13 @@ def plan(answer: Mapping[str, Any], row_shapes: Mapping[str, tuple[int, ...]]) -
     _refused(answer["refused"])
     gap()
     would_add = [
-        ("would add", f"{name}_var, and what goes with {h['task']}") for name, h in answer["heads"].items()
+        (
+            "would add",
+            f"{name}_var, and what goes with {h['task']}"
+            if answer["variance_outputs"]
+            else f"{name}_score and {name}_ood",
+        )
+        for name, h in answer["heads"].items()
     ]
     lines(*would_add, *_certain(answer["certain_outputs"]))
 

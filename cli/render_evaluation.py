@@ -78,13 +78,16 @@ def evaluation(found: Evaluation) -> None:
         lines(("note", as_flags(text)))
 
 
-def next_steps(found: Evaluation, data: str, labels: str, report: Path | None, figures: Path | None) -> None:
+def next_steps(
+    found: Evaluation, data: str, labels: str | None, report: Path | None, figures: Path | None
+) -> None:
     """What was written, and what else can be asked."""
     if report is not None:
         lines(("report", str(report)))
     if figures is not None:
         lines(("figures", str(figures)))
-    command = f"gapa-onnx evaluate {shlex.quote(found.file)} --data {shlex.quote(data)} --labels {shlex.quote(labels)}"
+    true = "" if labels is None else f" --labels {shlex.quote(labels)}"
+    command = f"gapa-onnx evaluate {shlex.quote(found.file)} --data {shlex.quote(data)}{true}"
     if not found.ood_rows:
         lines(("next", f"{command} --ood PATH, with data unlike these: are they told apart?"))
     if report is None:

@@ -36,7 +36,7 @@ def run(
     """Run a converted file, or any other model, over data."""
     from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
     from gapa_onnx.data import open_data
-    from gapa_onnx.record import require_outputs
+    from gapa_onnx.record import require_described
     from gapa_onnx.sessions.feeding import feeding
     from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 
@@ -45,7 +45,7 @@ def run(
     session = open_model(out, portable=portable)
     record = read_record(session)
     if record is not None:
-        require_outputs(record.heads, {value.name for value in session.get_outputs()}, roles=["var"])
+        require_described(record.heads, {value.name for value in session.get_outputs()})
     calibrated = None if record is None else record.images
     opened = open_data(data, input_specs(session), images, batch_size, calibrated)
     source = feeding(session, opened)

@@ -6,27 +6,25 @@ that a record names. A record that is not as described is the user's to fix: one
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import sys
-import types
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import onnx
 
 from gapa_onnx.errors import UserError
+from gapa_onnx.strict_json import Damage, decoded, encoded, shown
 
 METADATA_KEY = "gapa_onnx"
 FORMAT = 2  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
 
 
 # Text that is one of some words.
-Metric = Annotated[str, "euclidean", "whitened", "direction"]
 Layout = Annotated[str, "rows", "positions", "pooled", "flat"]
 Index = Annotated[str, "flat", "ivf", "ivfpq", "hnsw", "local"]
+Metric = Annotated[str, "euclidean", "standardised", "whitened", "direction"]
 Storage = Annotated[str, "float32", "float16", "int8"]
 Task = Annotated[
     str, "classification", "multilabel", "regression", "segmentation", "tokens", "detection", "none"
@@ -34,7 +32,7 @@ Task = Annotated[
 Link = Annotated[str, "softmax", "sigmoid", "identity"]
 Bridge = Annotated[str, "shared", "per-class"]
 Quadrature = Annotated[str, "latin", "grid", "samples"]
-Score = Annotated[str, "variance", "epistemic"]
+Score = Annotated[str, "variance", "epistemic", "share"]
 Channels = Annotated[str, "first", "last"]
 Colors = Annotated[str, "rgb", "bgr", "grey"]
 
@@ -79,7 +77,6 @@ class SiteRecord:
     output: str  #: tensor of the source that becomes uncertain
     activation: str | None
     layout: Layout  #: what of a tensor is one query
-    metric: Metric  #: of distances between queries
     axis: int  #: of the query tensor's features; -1, the last, where its rank is not known
     operator: str  #: the node of the operator; its name is that of the share it computes
     share: str  #: tensor: the unexplained share s of each query
@@ -100,6 +97,10 @@ class SiteRecord:
     share_quantiles: Mapping[str, float]  #: of s over the calibration data, each row left out
     mask: str | None = (
         None  #: tensor that tells padding among its queries: where it is 0, after a ~ where it is not
+    )
+    joined: tuple[str, ...] = ()  #: tensors of the source whose numbers stand behind those of the query
+    metric: Metric = (
+        "euclidean"  #: of distances between queries; standardised: each number in standard deviations
     )
 
 
@@ -138,7 +139,7 @@ class NoiseRecord:
 class DetectionRecord:
     """Where boxes and class scores of a detector's candidates lie in the outputs of the source."""
 
-    boxes: str  #: graph output that holds the box numbers
+    boxes: str  #: graph output that holds the box numbers; an inner tensor where NonMaxSuppression selects
     box_axis: int  #: of its features, among them the 4 box numbers
     box_start: int  #: the first of the 4
     candidate_axis: int  #: of the same output
@@ -170,6 +171,11 @@ class HeadRecord:
     uncovered: str | None = None  #: which part of the output varies with the data and has no variance
     mask: str | None = None  #: tensor that tells padding among its positions, as that of a site
     detection: DetectionRecord | None = None
+
+    @property
+    def score_only(self) -> bool:
+        """Whether the output has a score and no variance, since none reaches it."""
+        return self.task == "none" and "var" not in self.outputs and "score" in self.outputs
 
 
 @dataclass(frozen=True)
@@ -223,7 +229,7 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """The record as JSON has it; what holds its default is left out."""
-        plain: dict[str, Any] = _encoded(self)
+        plain: dict[str, Any] = encoded(self)
         return plain
 
 
@@ -256,18 +262,18 @@ def parse(text: str) -> Record:
     except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
         raise damaged(f"it is not JSON ({error})") from error
     if not isinstance(plain, dict):
-        raise damaged(f"it is {_shown(plain)}, not an object")
+        raise damaged(f"it is {shown(plain)}, not an object")
     version = plain.get("format")
     if isinstance(version, int) and version > FORMAT:
         raise UserError(
-            f"the file's record has format {_shown(version)}, and this gapa-onnx reads up to {FORMAT}",
+            f"the file's record has format {shown(version)}, and this gapa-onnx reads up to {FORMAT}",
             "update gapa-onnx",
         )
     if "format" in plain and version != FORMAT:
-        raise damaged(f"format is {_shown(version)}, not {FORMAT}")
+        raise damaged(f"format is {shown(version)}, not {FORMAT}")
     try:
-        record: Record = _decoded(Record, plain, "")
-    except _Damage as damage:
+        record: Record = decoded(Record, plain, "")
+    except Damage as damage:
         raise damaged(str(damage)) from damage
     return record
 
@@ -282,7 +288,7 @@ def require_outputs(
             raise damaged(f"heads.{output}.outputs.{missing[0]} is missing")
         named = {f"heads.{output}": output}
         named |= {f"heads.{output}.outputs.{role}": name for role, name in head.outputs.items()}
-        if head.detection is not None:
+        if head.detection is not None and "selected_score" not in head.outputs:
             named[f"heads.{output}.detection.boxes"] = head.detection.boxes
             named[f"heads.{output}.detection.classes"] = head.detection.classes
         for place, name in named.items():
@@ -290,14 +296,23 @@ def require_outputs(
                 raise damaged(f"{place} stands for the output {name!r}, which the model does not have")
 
 
+def require_described(heads: Mapping[str, HeadRecord], present: Collection[str]) -> None:
+    """UserError unless the model has what heads speak of: for each a variance, those of a detector's candidates, or a
+    score and its flag alone."""
+    for output, head in heads.items():
+        roles = ["candidates", "probs", "box_var", "score"] if head.detection is not None else ["var"]
+        require_outputs({output: head}, present, roles=["score", "ood"] if head.score_only else roles)
+
+
 def require_thresholds(record: Record, graph: onnx.GraphProto) -> None:
     """UserError where the threshold of a score is not a number of the graph."""
     numbers = {tensor.name for tensor in graph.initializer if math.prod(tensor.dims) == 1}
     for output, head in record.heads.items():
-        if head.score is not None and head.score.tensor not in numbers:
-            raise damaged(
-                f"heads.{output}.score.tensor is {head.score.tensor!r}, which is not a number of the graph"
-            )
+        for role, score in (("score", head.score), ("image_score", head.image_score)):
+            if score is not None and score.tensor not in numbers:
+                raise damaged(
+                    f"heads.{output}.{role}.tensor is {score.tensor!r}, which is not a number of the graph"
+                )
 
 
 def damaged(what: str) -> UserError:
@@ -305,90 +320,3 @@ def damaged(what: str) -> UserError:
     return UserError(
         f"the file's record is damaged: {' '.join(what.split())}", "convert the source model again"
     )
-
-
-class _Damage(ValueError):
-    """What is wrong at one place of a record."""
-
-
-_NAMES = {str: "text", int: "a whole number", float: "a finite number"}
-
-
-def _decoded(kind: Any, plain: Any, where: str) -> Any:
-    """A value of the annotated type from what JSON gave; raises _Damage."""
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        return _one_of(get_args(kind), plain, where)
-    if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, plain, where)
-    if origin is tuple:
-        _require(isinstance(plain, list), where, plain, "a list")
-        return tuple(_decoded(get_args(kind)[0], part, f"{where}[{i}]") for i, part in enumerate(plain))
-    if origin is Mapping:
-        _require(isinstance(plain, dict), where, plain, "an object")
-        return {name: _decoded(get_args(kind)[1], part, f"{where}.{name}") for name, part in plain.items()}
-    if origin is Annotated:
-        words = get_args(kind)[1:]
-        _require(plain in words, where, plain, f"one of {', '.join(words)}")
-        return plain
-    _require(_fits(kind, plain), where, plain, _NAMES[kind])
-    return float(plain) if kind is float else plain
-
-
-def _fits(kind: type, plain: Any) -> bool:
-    """Whether a value is text, a whole number or a finite number; for Python true is a number, for JSON it is not."""
-    if kind is float:
-        number = isinstance(plain, (int, float)) and not isinstance(plain, bool)
-        return number and abs(plain) <= sys.float_info.max  # false for a NaN
-    return isinstance(plain, kind) and not isinstance(plain, bool)
-
-
-def _one_of(kinds: tuple[Any, ...], plain: Any, where: str) -> Any:
-    """A value of the first type that fits; a whole number stays one where both kinds of number are allowed."""
-    wanted = [kind for kind in kinds if kind is not types.NoneType]
-    if plain is None and len(wanted) < len(kinds):
-        return None
-    if len(wanted) == 1:
-        return _decoded(wanted[0], plain, where)
-    for kind in wanted:
-        if _fits(kind, plain):
-            return plain
-    raise _Damage(f"{where} is {_shown(plain)}, not {' or '.join(_NAMES[kind] for kind in wanted)}")
-
-
-def _dataclass(kind: Any, plain: Any, where: str) -> Any:
-    _require(isinstance(plain, dict), where, plain, "an object")
-    hints, values = get_type_hints(kind, include_extras=True), {}
-    for part in dataclasses.fields(kind):
-        place = f"{where}.{part.name}".lstrip(".")
-        if part.name in plain:
-            values[part.name] = _decoded(hints[part.name], plain[part.name], place)
-        elif part.default is dataclasses.MISSING:
-            raise _Damage(f"{place} is missing")
-    unknown = sorted(set(plain) - set(hints))
-    if unknown:
-        raise _Damage(f"{f'{where}.{unknown[0]}'.lstrip('.')} is not known")
-    return kind(**values)
-
-
-def _require(fits: bool, where: str, plain: Any, wanted: str) -> None:
-    if not fits:
-        raise _Damage(f"{where} is {_shown(plain)}, not {wanted}")
-
-
-def _shown(plain: Any) -> str:
-    """What stands in the place of something else, in a few words."""
-    if isinstance(plain, (list, dict)):
-        return "a list" if isinstance(plain, list) else "an object"
-    return json.dumps(plain)[:40]
-
-
-def _encoded(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = ((part, getattr(value, part.name)) for part in dataclasses.fields(value))
-        return {part.name: _encoded(held) for part, held in parts if held != part.default}
-    if isinstance(value, Mapping):
-        return {name: _encoded(held) for name, held in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_encoded(held) for held in value]
-    return value

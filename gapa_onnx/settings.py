@@ -22,6 +22,8 @@ POINT_NUMBERS = {"one": 500_000, "many": 350_000}  # that they are together, bet
 MOST_KEPT = 48 << 20  # bytes of prepared neighbourhoods, of which the native library keeps no more
 CACHED_INDEXES = ("auto", "flat", "ivf")  # that find one nearest point
 
+SCORE_ONLY = "score-only"  # of `sites`: how strange an input is, and no variance of any output
+
 HEADS = "What the outputs mean"  # groups of settings, as help shows them
 GAUSSIAN_PROCESS = "Gaussian process"
 
@@ -176,7 +178,8 @@ class Settings:
         default="auto",
         metavar="S",
         help="Where uncertainty enters: auto (the input of the last layer; the first hidden vector too, where "
-        "layers are fully connected), last, all, or names of nodes or tensors, separated by commas, each with an "
+        "layers are fully connected), last, all, score-only (a score of how strange an input is, and no variances; auto "
+        "comes to that where none passes, as in trees), or names of nodes or tensors, separated by commas, each with an "
         "optional :rows, :positions, :pooled or :flat.",
     )
     on_unsupported: str = one_of(

@@ -83,6 +83,8 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
     sites = tuple(
         dataclasses.replace(site, share_quantiles=one, mask="attention_mask") for site in record.sites
     )
+    more = {"joined": ("pixels",), "metric": "standardised"}
+    sites = tuple(dataclasses.replace(site, **more) for site in sites)
     trial = TrialRecord("auto", "cached", 4000, 50, 1.25, 1.0, 0.05, 0.5, 0.99)
     cuts = (CutRecord("loop", "Loop", "no rule"),)
     return dataclasses.replace(

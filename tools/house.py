@@ -25,6 +25,7 @@ ROOMS = {
     "arrays": "the name of a numpy array",
     "progress": "how a long step says how far it is",
     "threads": "one thread, or side by side",
+    "strict_json": "JSON to dataclasses, strictly",
     "settings": "every choice of a conversion",
     "record": "what a file says about itself",
     "data": "calibration data: files, rows, batches",

@@ -162,7 +162,6 @@ def _site_record(tensors: SiteTensors, fit: SiteFit) -> SiteRecord:
         output=fit.site.output,
         activation=fit.site.activation,
         layout=fit.site.layout.value,
-        metric=fit.metric,
         axis=fit.site.axis,
         operator=tensors.share,
         share=tensors.share,
@@ -182,6 +181,8 @@ def _site_record(tensors: SiteTensors, fit: SiteFit) -> SiteRecord:
         storage_error=fit.storage_error,
         share_quantiles=fit.share_quantiles,
         mask=fit.site.mask,
+        joined=fit.site.joined,
+        metric=fit.metric,
     )
 
 

@@ -13,8 +13,8 @@ weights of noise heads are named parameters, initializers whose numbers `settle`
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -33,14 +33,13 @@ from gapa_onnx.plan.candidates import selections
 from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.heads.lengths import LengthTensors
 from gapa_onnx.plan.heads.noise import NoiseTensors
-from gapa_onnx.plan.outputs import Answer, answer, declare, with_noise
+from gapa_onnx.plan.outputs import Answer, answer, declare, declare_scores, score_answer, with_noise
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
-from gapa_onnx.variance.propagation import RefusedNode, propagate
-from gapa_onnx.variance.sites import Layout, Selection, Site, arrange, direction, restore, valid_for_mean
+from gapa_onnx.variance.propagation import Propagation, RefusedNode, propagate
+from gapa_onnx.variance.qdq import reading_graph
+from gapa_onnx.variance.sites import Layout, Selection, Site, direction, read_queries, restore
 from gapa_onnx.variance.values import Scaled
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,12 @@ class Template:
     scores: Mapping[str, str]  #: output with a score -> the score before it is levelled; not part of the file
     lengths: Mapping[str, LengthTensors]  #: output whose score is levelled over lengths -> parameters
     thresholds: Mapping[str, str]  #: output with a score -> parameter
-    image_scores: Mapping[str, str]  #: detector's output -> the score of an image
-    image_thresholds: Mapping[str, str]  #: detector's output -> parameter
     noise: Mapping[str, NoiseTensors]  #: output with targets -> parameters
     cuts: tuple[RefusedNode, ...]  #: nodes behind which outputs count as certain
+    image_scores: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: detector's output -> the score of an image
+    image_thresholds: Mapping[str, str] = field(default_factory=dict)  #: detector's output -> parameter
 
 
 def rewrite(
@@ -95,25 +96,20 @@ def rewrite(
         own[site.output] = _shaped_like(graph, source, site, query, value)
         return own[site.output]
 
+    if plan.score_only:
+        return _scores_alone(plan, fits[plan.sites[0].output])
     result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
     graph = result.graph
-    answers: dict[str, Answer] = {}
-    wanted: list[Value] = []
+    answers = _answers(plan, result, own, at_sites, settings, targets)
     infos: list[onnx.ValueInfoProto] = []
+    wanted: list[Value] = []
     roles: dict[str, dict[str, str]] = {}
     for output, head in _outputs_with_heads(plan):
-        found = answer(source, graph, head, result.variances, plan.sites, own, settings)
-        if output.name in targets:
-            last = _last_reaching(graph, at_sites, found.roles["var"])
-            hidden = graph.tensor(last.queries, np.dtype(np.float32))
-            found = with_noise(source, graph, head, found, last.output, hidden)
-        answers[output.name] = found
-        named = _named(graph, head, found)
+        named = _named(graph, head, answers[output.name])
         wanted += named.values()
         infos += (declare(output, head, role, value) for role, value in named.items())
         roles[output.name] = {role: value.name for role, value in named.items()}
-    spreads = _present({output: found.spread for output, found in answers.items()})
-    scores = _present({output: found.score for output, found in answers.items()})
+    spreads, scores = _of_each(answers, "spread"), _of_each(answers, "score")
     additions = graph.to_proto([*wanted, *spreads.values(), *scores.values()])
     protect(source, additions)
     return Template(
@@ -125,18 +121,71 @@ def rewrite(
         roles=roles,
         spreads={output: spread.name for output, spread in spreads.items()},
         scores={output: score.name for output, score in scores.items()},
-        lengths=_present({output: found.lengths for output, found in answers.items()}),
-        thresholds=_present({output: found.threshold for output, found in answers.items()}),
-        image_scores={o: roles[o]["image_score"] for o, found in answers.items() if found.image_threshold},
-        image_thresholds=_present({output: found.image_threshold for output, found in answers.items()}),
-        noise=_present({output: found.noise for output, found in answers.items()}),
+        lengths=_of_each(answers, "lengths"),
+        thresholds=_of_each(answers, "threshold"),
+        image_scores=_image_scores(answers, roles),
+        image_thresholds=_of_each(answers, "image_threshold"),
+        noise=_of_each(answers, "noise"),
         cuts=result.refused,
     )
 
 
-def _present(found: Mapping[str, T | None]) -> dict[str, T]:
-    """What there is, by output."""
-    return {output: one for output, one in found.items() if one is not None}
+def _answers(
+    plan: Plan,
+    result: Propagation,
+    own: Mapping[str, Value],
+    at_sites: Mapping[str, SiteTensors],
+    settings: Settings,
+    targets: Collection[str],
+) -> dict[str, Answer]:
+    """What stands beside each output, in the order of the file."""
+    source, graph, answers = plan.source, result.graph, {}
+    for output, head in _outputs_with_heads(plan):
+        found = answer(source, graph, head, result.variances, plan.sites, own, settings)
+        if output.name in targets:
+            last = _last_reaching(graph, at_sites, found.roles["var"])
+            hidden = graph.tensor(last.queries, np.dtype(np.float32))
+            found = with_noise(source, graph, head, found, last.output, hidden)
+        answers[output.name] = found
+    return answers
+
+
+def _image_scores(answers: Mapping[str, Answer], roles: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    return {
+        output: roles[output]["image_score"] for output, found in answers.items() if found.image_threshold
+    }
+
+
+def _scores_alone(plan: Plan, fit: SiteFit) -> Template:
+    """The template of a plan without variances: the share of its one site is the score."""
+    source, (head,) = plan.source, plan.heads
+    graph = reading_graph(source)
+    share, site = share_at(graph, source, fit)
+    found = score_answer(source, graph, head, fit.site, share)
+    named = _named(graph, head, found)
+    score = named["score"].name
+    additions = graph.to_proto(list(named.values()))
+    protect(source, additions)
+    return Template(
+        plan=plan,
+        additions=additions,
+        outputs=tuple(declare_scores(value) for value in named.values()),
+        functions=tuple(_functions(source.opset, [fit], additions)),
+        sites=(site,),
+        roles={head.output: {role: value.name for role, value in named.items()}},
+        spreads={head.output: score},
+        scores={head.output: score},
+        lengths={},
+        thresholds=_of_each({head.output: found}, "threshold"),
+        noise={},
+        cuts=(),
+    )
+
+
+def _of_each(answers: Mapping[str, Answer], part: str) -> dict[str, Any]:
+    """One part of each answer, where there is one, by output."""
+    parts = {output: getattr(found, part) for output, found in answers.items()}
+    return {output: one for output, one in parts.items() if one is not None}
 
 
 def _outputs_with_heads(plan: Plan) -> Iterator[tuple[onnx.ValueInfoProto, Head]]:
@@ -204,6 +253,27 @@ def own_variance(
 ) -> tuple[Value, SiteTensors]:
     """amplitude · s / (s + half-way) at one site, in the shape of the site's tensor; both numbers are left open."""
     site, prefix = fit.site, fit.site.prefix
+    share, names = share_at(graph, source, fit, selection)
+    with graph.scope(prefix):
+        half_way = graph.constant(np.float32(1), names.half_way)
+        amplitude = graph.constant(fit.prior_var, names.amplitude)
+        levelled = graph.emit("Div", share, share + half_way, names=[names.levelled])
+        scale = restore(graph, site, levelled, selection)
+        if site.layout is Layout.POOLED:
+            scale = graph.expand(
+                scale, like=graph.slice(tensor, site.axis, 0, 1)
+            )  # one number for all positions
+        own = Scaled(scale, amplitude, -1 if site.is_last else site.axis, f"{prefix}/own_var")
+        # A flat map has features on several axes.
+        value = own.tensor if site.layout is Layout.FLAT and (site.rank or 0) > 2 else own
+    return value, replace(names, levelled=levelled.name, half_way=half_way.name, amplitude=amplitude.name)
+
+
+def share_at(
+    graph: VarianceGraph, source: SourceModel, fit: SiteFit, selection: Selection | None = None
+) -> tuple[Value, SiteTensors]:
+    """s of the queries at one site (…, 1), and the names of what is there or may be made of it."""
+    site, prefix = fit.site, fit.site.prefix
     schema = SCHEMAS[fit.index.kind]
     parameters = {
         "k": np.array([fit.k], np.int64),
@@ -212,13 +282,14 @@ def own_variance(
         **fit.index.tensors,
     }
     with graph.scope(prefix):
-        query = arrange(graph, site, tensor, valid_for_mean(graph, source, site), selection)
+        query = read_queries(graph, source, site, selection)
         if fit.metric == "direction":
             query = direction(graph, query)
         if fit.whitening is not None:
             centre, directions = fit.whitening
             query = query - graph.constant(centre, f"{prefix}/centre")
-            query = graph.emit("MatMul", query, graph.constant(directions, f"{prefix}/whitening"))
+            by = graph.constant(directions, f"{prefix}/whitening")
+            query = graph.emit("MatMul", query, by) if directions.ndim == 2 else query * by
         constants = [
             emit_points(graph, fit.storage, fit.index.points, f"{prefix}/points")
             if port.name == "points"
@@ -228,17 +299,5 @@ def own_variance(
         # A call of a function lists all its outputs, also the one that nobody reads.
         names = (f"{prefix}/share", f"{prefix}/neighbours")
         share, _ = graph.emit_several(schema.name, query, *constants, outputs=2, domain=DOMAIN, names=names)
-        half_way = graph.constant(np.float32(1), f"{prefix}/half_way")
-        amplitude = graph.constant(fit.prior_var, f"{prefix}/amplitude")
-        levelled = graph.emit("Div", share, share + half_way, names=[f"{prefix}/levelled"])
-        scale = restore(graph, site, levelled, selection)
-        if site.layout is Layout.POOLED:
-            scale = graph.expand(
-                scale, like=graph.slice(tensor, site.axis, 0, 1)
-            )  # one number for all positions
-        own = Scaled(scale, amplitude, -1 if site.is_last else site.axis, f"{prefix}/own_var")
-        # A flat map has features on several axes.
-        value = own.tensor if site.layout is Layout.FLAT and (site.rank or 0) > 2 else own
-    return value, SiteTensors(
-        site.output, query.name, share.name, levelled.name, half_way.name, amplitude.name
-    )
+    made = (f"{prefix}/{what}" for what in ("levelled", "half_way", "amplitude"))
+    return share, SiteTensors(site.output, query.name, share.name, *made)

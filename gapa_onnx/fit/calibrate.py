@@ -55,8 +55,10 @@ class SiteFit:
     scale: float  #: τ
     ceiling: float  #: A
     prior_var: Array = field(repr=False)  #: c², in a shape that broadcasts against the tensor
-    metric: str  #: of distances: euclidean, whitened or direction
-    whitening: tuple[Array, Array] | None = field(repr=False)  #: centre (d,) and map (d, r) of queries
+    metric: str  #: of distances: euclidean, standardised, whitened or direction
+    whitening: tuple[Array, Array] | None = field(
+        repr=False
+    )  #: of queries: centre (d,), and map (d, r) or factors (d,)
     sizes: Array | None = field(repr=False)  #: rows that each inducing point is the mean of
     share_quantiles: dict[str, float] = field(repr=False)  #: of the leave-one-out share
     share_error: float  #: largest error of s that the index makes on held-out rows
@@ -72,13 +74,10 @@ class SiteFit:
         return max(self.scale / self.ceiling - 1, 0.0)
 
     def as_compared(self, queries: Array) -> Array:
-        """Queries (…, d) as they are compared with the inducing points: their directions, or whitened."""
+        """Queries (…, d) as they are compared with the inducing points: their directions, whitened, or standardised."""
         if self.metric == "direction":
             return statistics.directions(queries)
-        if self.whitening is None:
-            return queries
-        centre, directions = self.whitening
-        return (queries - centre) @ directions
+        return queries if self.whitening is None else _whitened(queries, self.whitening)
 
     def leave_one_out(self, queries: Array) -> Array:
         """s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
@@ -153,7 +152,11 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
     elif metric == "whitened":
         moments = collector.moments
         whitening = (moments.mean.astype(np.float32), statistics.whitening(moments.mean, moments.covariance))
-        rows = (rows - whitening[0]) @ whitening[1]
+    elif site.standardised:
+        metric = "standardised"
+        whitening = statistics.standardising(collector.moments.mean, collector.moments.std)
+    if whitening is not None:
+        rows = _whitened(rows, whitening)
     length_scale = _length_scale(site, rows, settings, collected.inputs)
     wanted = settings.points_for(rows.shape[1], site.many, site.chosen)
     chosen = inducing.select(
@@ -195,6 +198,15 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
         rows=collector.seen,
         judged={_digest(row): float(share) for row, share in zip(held_out, shares)},
     )
+
+
+def _whitened(queries: Array, whitening: tuple[Array, Array]) -> Array:
+    """Queries (…, d) in the coordinates that they are compared in: (…, r), or (…, d) where each has a factor."""
+    centre, directions = whitening
+    found: Array = (
+        (queries - centre) @ directions if directions.ndim == 2 else (queries - centre) * directions
+    )
+    return found
 
 
 def _as_stored(storage: Storage, chosen: Array) -> Array:
@@ -295,6 +307,6 @@ def _prior_var(collector: Collector) -> Array:
     var = np.maximum(moments.std, SMALLEST_STD).astype(np.float32) ** 2
     if site.layout in (Layout.POSITIONS, Layout.POOLED):
         return var.reshape(-1, *[1] * (site.axes - 1 - site.axis))
-    if site.layout is Layout.FLAT:
+    if site.layout is Layout.FLAT and not site.joined:
         return var.reshape(collector.map_shape)
     return var

@@ -28,7 +28,7 @@ from gapa_onnx.sessions.runtime import open_session
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.masks import tensor_of, valid_positions, valid_queries
 from gapa_onnx.variance.qdq import reading_graph
-from gapa_onnx.variance.sites import Layout, Site, arrange, valid_for_mean
+from gapa_onnx.variance.sites import Layout, Site, read_queries
 
 SAMPLE_BYTES = 256 << 20  # rows kept for choosing inducing points, all sites together
 INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
@@ -137,16 +137,14 @@ def _query_reader(plan: Plan, sites: Sequence[Site], settings: Settings) -> Quer
     """The source model with the queries of each site as outputs, and the maps that are pooled or flattened."""
     source = plan.source
     graph = reading_graph(source)
-    tensors = source.tensors
     chosen = selections(source, graph, sites, plan.heads, settings.candidates)
     queries = []
     for site in sites:
         with graph.scope(f"{site.prefix}/query"):
-            tensor = graph.tensor(site.query, np.dtype(tensors[site.query].dtype or np.float32))
-            valid = valid_for_mean(graph, source, site)
-            made = arrange(graph, site, tensor, valid, chosen.get(site.output))
+            made = read_queries(graph, source, site, chosen.get(site.output))
             queries.append(graph.emit("Identity", made))
-    maps = list(dict.fromkeys(site.query for site in sites if site.layout in (Layout.POOLED, Layout.FLAT)))
+    mapped = (site.query for site in sites if site.layout in (Layout.POOLED, Layout.FLAT) and not site.joined)
+    maps = list(dict.fromkeys(mapped))
     masks = _computed_masks(source, sites)
     names = [query.name for query in queries]
     existing = {value.name for value in source.proto.graph.output}

@@ -213,6 +213,16 @@ def directions(rows: Array) -> Array:
     return found
 
 
+def standardising(mean: Array, std: Array) -> tuple[Array, Array]:
+    """The centre (d,) and the factors (d,) by which columns have mean 0 and standard deviation 1, float32.
+
+    A column that is constant but for rounding keeps its unit: what it will differ by has no other.
+    """
+    rounding = _EPS * np.abs(mean)
+    factors = np.where(std > rounding, 1 / np.maximum(std, np.finfo(np.float32).tiny), 1.0)
+    return mean.astype(np.float32), factors.astype(np.float32)
+
+
 def whitening(mean: Array, covariance: Array, floor: float = 1e-3) -> Array:
     """The PCA whitening W (d, d), float32: (z − mean) W has unit variance along every principal axis.
 

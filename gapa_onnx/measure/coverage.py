@@ -116,8 +116,6 @@ def coverage(
             found |= {output: text} if text else {}
     for output in _judged_outputs(source, record):
         name = heads[output].outputs.get("var") if output in heads else None
-        if output in heads and name is None:
-            continue  # score only, which its head says
         table = _Rows.of(batches, [answer[output] for answer in answers])
         if table is None:
             continue
@@ -133,7 +131,11 @@ def coverage(
 
 
 def _judged_outputs(source: onnx.ModelProto, record: Record) -> list[str]:
-    """The outputs that are judged element by element: neither states, nor what candidates speak for."""
+    """The outputs that are judged element by element: neither states, nor what candidates speak for, nor those whose
+    head says that there is a score only, and none where that is so of all heads."""
+    alone = {output for output, head in record.heads.items() if head.score_only}
+    if alone and len(alone) == len(record.heads):
+        return []
     spoken_for = {
         name
         for output, head in record.heads.items()
@@ -141,7 +143,8 @@ def _judged_outputs(source: onnx.ModelProto, record: Record) -> list[str]:
         for name in (output, head.detection.boxes, head.detection.classes)
     }
     names = (value.name for value in source.graph.output)
-    return [name for name in names if name not in spoken_for and name not in record.states]
+    left_out = {*spoken_for, *record.states, *alone}
+    return [name for name in names if name not in left_out]
 
 
 def _uncovered_candidates(head: HeadRecord, answers: Sequence[Batch]) -> tuple[str, int]:
@@ -171,6 +174,9 @@ def _judged(
     rows: Mapping[str, int],
     allowed: bool,
 ) -> Coverage:
+    alone = [f"{output}: {head.reason}" for output, head in record.heads.items() if head.score_only]
+    if len(alone) == len(record.heads) > 0:
+        return Coverage(NAME, True, f"no output has one: {'; '.join(alone)}", {})
     most = max(rows.values(), default=0)
     if most < 2:
         return Coverage(NAME, True, "nothing could be judged: nothing varies in a single row", {})

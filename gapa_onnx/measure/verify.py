@@ -22,7 +22,14 @@ from gapa_onnx.measure.agreement import Batch, Check, Operators, bit_equal, run
 from gapa_onnx.measure.candidates import candidate_scores
 from gapa_onnx.measure.coverage import coverage
 from gapa_onnx.model.protos import duplicate
-from gapa_onnx.record import HeadRecord, Record, require, require_outputs, require_thresholds
+from gapa_onnx.record import (
+    HeadRecord,
+    Record,
+    require,
+    require_described,
+    require_outputs,
+    require_thresholds,
+)
 from gapa_onnx.sessions.inference import as_array
 
 __all__ = ["Check", "bit_equal", "verify"]
@@ -59,7 +66,7 @@ def verify(
     return [
         _same_outputs(names, before["none"], native, "none"),
         _same_outputs(names, before["all"], optimised, "all"),
-        _sound_variances(record.heads, optimised),
+        *_sound_answers(record.heads, optimised),
         *_sound_heads(record.heads, optimised),
         coverage(source, record, batches, optimised[first:], allowed=allow_uncovered),
         *strangers.checks(
@@ -72,10 +79,7 @@ def verify(
 def _require_described(record: Record, converted: onnx.ModelProto) -> None:
     """UserError where the record speaks of what the model does not have."""
     present = {output.name for output in converted.graph.output}
-    plain = {output: head for output, head in record.heads.items() if head.detection is None}
-    detectors = {output: head for output, head in record.heads.items() if head.detection is not None}
-    require_outputs(plain, present, roles=["var"])
-    require_outputs(detectors, present, roles=["candidates", "class_var", "box_var", "score"])
+    require_described(record.heads, present)
     classes = {output: head for output, head in record.heads.items() if "probs" in head.outputs}
     require_outputs(classes, present, roles=HEAD_ROLES)
     require_thresholds(record, converted.graph)
@@ -97,14 +101,28 @@ def _same_outputs(names: Sequence[str], before: Sequence[Batch], after: Sequence
     return Check(f"source outputs bit-equal, optimisation {level}", not different, detail)
 
 
-def _sound_variances(heads: Mapping[str, HeadRecord], answers: Sequence[Batch]) -> Check:
-    faults = set()
+def _sound_answers(heads: Mapping[str, HeadRecord], answers: Sequence[Batch]) -> Iterator[Check]:
+    """Of the variances, and of the scores where there are no variances."""
     variances = {
         head.outputs[role]: output if role == "var" else head.outputs[role]
         for output, head in heads.items()
         for role in ("var", "class_var", "box_var")
         if role in head.outputs
     }
+    scores = [head.outputs["score"] for head in heads.values() if head.score_only]
+    if variances or not scores:
+        yield _sound_variances(variances, answers)
+    if scores:
+        outside = {
+            name for answer in answers for name in scores if ((answer[name] < 0) | (answer[name] > 1)).any()
+        }
+        detail = f"{', '.join(sorted(outside))} is not" if outside else ", ".join(scores)
+        yield Check("scores between 0 and 1", not outside, detail)
+
+
+def _sound_variances(variances: Mapping[str, str], answers: Sequence[Batch]) -> Check:
+    """`variances` go to the tensors that they are of; those of candidates stand for themselves."""
+    faults = set()
     for answer in answers:
         for name, output in variances.items():
             mean, var = answer[output], answer[name]

@@ -11,19 +11,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.model.dtypes import is_float, is_quantised
+from gapa_onnx.model.dtypes import is_float
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.candidates import with_candidates
 from gapa_onnx.plan.frontier import Frontier
 from gapa_onnx.plan.head import Head, Task
-from gapa_onnx.plan.layers import Network
+from gapa_onnx.plan.layers import Network, is_numeric
 from gapa_onnx.plan.masks import find_masks, head_with_mask, with_mask
 from gapa_onnx.plan.outputs import rehearse
 from gapa_onnx.plan.placement import find_sites
+from gapa_onnx.plan.score_only import score_head, score_site, stopped
 from gapa_onnx.plan.tasks import find_heads
-from gapa_onnx.settings import Settings
+from gapa_onnx.settings import SCORE_ONLY, Settings
 from gapa_onnx.variance.covariance import check_tail
 from gapa_onnx.variance.expansion import schema_with_body
+from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import Propagation, RefusedNode, propagate, refusal_table
 from gapa_onnx.variance.rules import Deterministic, Options, Rule, behaviour, is_declared
 from gapa_onnx.variance.sites import Site
@@ -49,10 +51,11 @@ class Plan:
     sites: tuple[Site, ...]
     outputs: tuple[str, ...]  #: graph outputs that get a variance
     certain_outputs: tuple[str, ...]  #: float outputs that no site reaches
-    states: tuple[str, ...]  #: those of them that are handed on to the next call, and are no answers
     refused: tuple[RefusedNode, ...]  #: nodes behind a site whose variance cannot be stated
     heads: tuple[Head, ...] = ()  #: what each of the outputs with a variance means
     options: Options = Options()  #: choices that rules ask for
+    states: tuple[str, ...] = ()  #: certain outputs that are handed on to the next call, and are no answers
+    score_only: bool = False  #: no variance reaches an output: the one head has a score of the one site
 
 
 def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
@@ -60,21 +63,16 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
     settings = settings or Settings()
     cut, options = settings.cut, Options(attention=settings.attention)
     masks = find_masks(source, settings.mask)
-    chosen = tuple(with_mask(source, site, masks) for site in find_sites(source, settings.sites))
-    rehearsal = propagate(
-        source,
-        chosen,
-        lambda graph, site: graph.tensor(f"{site.prefix}/own", np.dtype(np.float32)),
-        cut=cut,
-        options=options,
-    )
-    floats = [tensor.name for tensor in source.outputs if is_float(tensor.dtype)]
-    carriers = [
-        tensor.name for tensor in source.outputs if is_float(tensor.dtype) or is_quantised(tensor.dtype)
-    ]
-    outputs = tuple(name for name in carriers if name in rehearsal.variances)
+    found = find_sites(source, "auto" if settings.sites == SCORE_ONLY else settings.sites)
+    chosen = tuple(with_mask(source, site, masks) for site in found)
+    rehearsal = _rehearse(source, chosen, options, cut)
+    why = _why_none(source, chosen, rehearsal, settings)
+    if why is not None:
+        return _score_only(source, chosen, why, settings)
+    reached = rehearsal.variances.keys()
+    outputs = tuple(tensor.name for tensor in source.outputs if is_numeric(tensor) and tensor.name in reached)
     heads = tuple(_heads(source, outputs, rehearsal, settings))
-    certain = tuple(name for name in floats if name not in rehearsal.variances)
+    certain = tuple(name for name in _floats(source) if name not in reached)
     return Plan(
         source=source,
         sites=with_candidates(source, chosen, heads, settings.candidates),
@@ -84,6 +82,49 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
         refused=rehearsal.refused,
         heads=tuple(head_with_mask(source, head, masks) for head in heads),
         options=options,
+    )
+
+
+def _floats(source: SourceModel) -> list[str]:
+    """The outputs that hold floating-point numbers."""
+    return [tensor.name for tensor in source.outputs if is_float(tensor.dtype)]
+
+
+def _rehearse(source: SourceModel, sites: Sequence[Site], options: Options, cut: bool) -> Propagation:
+    """The walk with stand-ins for the variances of the sites."""
+
+    def own(graph: VarianceGraph, site: Site) -> Value:
+        return graph.tensor(f"{site.prefix}/own", np.dtype(np.float32))
+
+    return propagate(source, sites, own, cut=cut, options=options)
+
+
+def _why_none(
+    source: SourceModel, sites: Sequence[Site], rehearsal: Propagation, settings: Settings
+) -> str | None:
+    """Why the file will have a score only, in words; None where it will have variances, or the user chose sites."""
+    if settings.sites == SCORE_ONLY:
+        return "no variance is asked for"
+    if settings.sites != "auto":
+        return None
+    if sites[-1].joined:
+        return "no single tensor holds all that is fed"
+    if rehearsal.refused and not settings.cut:
+        rehearsal = _rehearse(source, sites, Options(attention=settings.attention), cut=True)
+    return stopped(source, sites[-1], rehearsal, half_way=not sites[-1].standardised)
+
+
+def _score_only(source: SourceModel, sites: Sequence[Site], why: str, settings: Settings) -> Plan:
+    """The plan for a model whose outputs get no variance."""
+    head = score_head(source, why, settings)
+    return Plan(
+        source=source,
+        sites=(score_site(sites),),
+        outputs=(),
+        certain_outputs=tuple(name for name in _floats(source) if name != head.output),
+        refused=(),
+        heads=(head,),
+        score_only=True,
     )
 
 
@@ -123,13 +164,17 @@ def require_convertible(plan: Plan, settings: Settings) -> None:
     if plan.refused and not settings.cut:
         raise UserError(
             f"{len(plan.refused)} node(s) behind the sites have no variance rule:\n{refusal_table(plan.refused)}",
-            "choose later sites with `sites`, or pass `on_unsupported='cut'` to treat their outputs as certain",
+            "choose later sites with `sites`, pass `on_unsupported='cut'` to treat their outputs as certain, or "
+            f"`sites='{SCORE_ONLY}'` for a score without variances",
         )
+    if plan.score_only:
+        return
     if not plan.outputs:
         sites = ", ".join(site.name for site in plan.sites)
         raise UserError(
             f"no floating-point output depends on the site(s) {sites} by a path that carries variance",
-            "choose other sites with `sites`; `gapa-onnx inspect MODEL` lists them",
+            "choose other sites with `sites`; `gapa-onnx inspect MODEL` lists them, and "
+            f"`sites='{SCORE_ONLY}'` gives a score without variances",
         )
     if settings.covariance == "full":
         for tensor in dict.fromkeys(name for head in plan.heads for name in (head.tensor, head.logits)):

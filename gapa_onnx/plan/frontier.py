@@ -55,6 +55,8 @@ class Frontier:
     @functools.cached_property
     def layers(self) -> dict[str, Layers]:
         """The last layers of each output that holds features and is no state."""
+        if not any(self._fronts.values()):
+            return {tensor.name: self._before_the_end for tensor in self.source.outputs}
         return {name: front for name, front in self._fronts.items() if name not in self.states}
 
     @functools.cached_property
@@ -77,6 +79,14 @@ class Frontier:
             if id(node) in inside:
                 found.visit(node)
         return {tensor.name: found.by_tensor.get(tensor.name, frozenset()) for tensor in outputs}
+
+    @functools.cached_property
+    def _before_the_end(self) -> Layers:
+        """The last layers of a model whose outputs come from none by a way that carries features: from trees or as
+        labels, behind layers that lead to these."""
+        network = self.network
+        every = frozenset(network.layers)
+        return _Fronts(network, {}).last(every) if every else every
 
     def _may_be_state(self, output: gs.Tensor) -> bool:
         """Whether an output may be fed again as an input: of the same rank, with the same lengths where both are

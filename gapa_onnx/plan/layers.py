@@ -152,6 +152,10 @@ class Network:
         followed = tensor.name in self.source.constants or tensor.name in self._of_shapes
         return is_numeric(tensor) and not empty and not followed
 
+    def follows_data(self, name: str) -> bool:
+        """Whether the tensor of this name depends on what is fed by more than shapes."""
+        return bool(name) and name not in self.source.constants and name not in self._of_shapes
+
     @functools.cached_property
     def _of_shapes(self) -> frozenset[str]:
         """Tensors that follow from the shapes of others, and constants: the zeros that a loop begins with."""

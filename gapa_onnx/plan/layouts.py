@@ -13,7 +13,7 @@ from math import prod
 
 import onnx_graphsurgeon as gs
 
-from gapa_onnx.plan.axes import FeatureAxes
+from gapa_onnx.plan.axes import FeatureAxes, Features
 from gapa_onnx.plan.candidates import Candidates
 from gapa_onnx.plan.frontier import Frontier
 from gapa_onnx.plan.layers import Network
@@ -34,12 +34,18 @@ def layout_at(network: Network, query: gs.Tensor, output: gs.Tensor) -> tuple[La
     numbers = _count(query.shape[1:])
     if features.flattened and numbers is not None and numbers <= WIDEST_FLAT_QUERY:
         return Layout.FLAT, features.axis
-    if features.on_map and features.axis > 0 and output.name not in Candidates.of(network.source).made_of:
-        positions = _count([size for at, size in enumerate(query.shape) if at not in (0, features.axis)])
-        last = output.name in Frontier.of(network.source).places and not features.flattened
-        if not last or positions is None or positions > MOST_POSITIONS:
-            return Layout.POOLED, features.axis
+    if features.on_map and features.axis > 0 and not _is_cheap_by_position(network, query, output, features):
+        return Layout.POOLED, features.axis
     return by_position, features.axis
+
+
+def _is_cheap_by_position(network: Network, query: gs.Tensor, output: gs.Tensor, features: Features) -> bool:
+    """Whether each position of a map can be a query: few of them before a last layer, or candidates'."""
+    if output.name in Candidates.of(network.source).made_of:
+        return True
+    positions = _count([size for at, size in enumerate(query.shape) if at not in (0, features.axis)])
+    last = output.name in Frontier.of(network.source).places and not features.flattened
+    return last and positions is not None and positions <= MOST_POSITIONS
 
 
 def _count(sizes: Sequence[object]) -> int | None:

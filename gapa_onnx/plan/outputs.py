@@ -115,6 +115,23 @@ def _detection(
     return replace(found, roles=roles, threshold=threshold, image_threshold=image_threshold)
 
 
+def score_answer(source: SourceModel, graph: VarianceGraph, head: Head, site: Site, share: Value) -> Answer:
+    """Emit the score of a file that has no variance: the unexplained share (…, 1), the mean over a row's queries."""
+    with graph.scope(f"{head.output}/score"):
+        if site.many and site.mask is not None and site.rank is not None:
+            share = masked_mean(graph, share, valid_in(graph, source, site.mask), site.rank)
+        score = graph.reduce("ReduceMean", graph.emit("Flatten", share, axis=1), [1], keepdims=False)
+    flag, threshold = _beyond_threshold(graph, head, score)
+    return Answer({"score": score, "ood": flag}, score, threshold, score=score)
+
+
+def declare_scores(value: Value) -> onnx.ValueInfoProto:
+    """The declaration of one number for each row, whatever the output that it stands beside."""
+    return onnx.helper.make_tensor_value_info(
+        value.name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), [None]
+    )
+
+
 def _valid(source: SourceModel, graph: VarianceGraph, mask: str | None) -> Value | None:
     """Where positions (N, T) are no padding; None without a mask."""
     if mask is None:

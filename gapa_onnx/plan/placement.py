@@ -3,7 +3,8 @@
 `auto` is the penultimate representation: what goes into the last linear layer of each output, at its
 activation if only reshaping lies between; and where fully connected layers lead there, also the first of their
 activations, which still tells inputs apart that the last one no longer does (docs/defaults.md). `all` are the
-activations with a linear layer behind them, `last` is the last of these.
+activations with a linear layer behind them, `last` is the last of these. A model without such layers has its site
+at its `features`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.model.constants import has_subgraph
 from gapa_onnx.model.dtypes import is_quantised
 from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.features import feature_site
 from gapa_onnx.plan.frontier import Frontier, place_at
 from gapa_onnx.plan.layers import Network, is_merged_into_layer
 from gapa_onnx.plan.naming import named_site, site_at, site_at_activation, site_at_tensor
-from gapa_onnx.variance.rules import Deterministic, behaviour
 from gapa_onnx.variance.sites import Site
 
 
@@ -26,7 +27,8 @@ def find_sites(source: SourceModel, spec: str) -> tuple[Site, ...]:
     or `:layout@axis`."""
     network = Network.of(source)
     if spec == "auto":
-        sites = _auto(network)
+        features = None if Frontier.of(source).places else feature_site(network)
+        sites = _auto(network) if features is None else [features]
     elif spec in ("last", "all"):
         hidden = _hidden_sites(network)
         sites = (hidden[-1:] if spec == "last" else hidden) or _auto(network)
@@ -36,20 +38,11 @@ def find_sites(source: SourceModel, spec: str) -> tuple[Site, ...]:
             raise UserError("no site is named", "let `sites` be auto, last, all or names separated by commas")
     if not sites:
         raise UserError(
-            f"no floating-point output of {source.label} comes from a linear layer with constant weights, "
-            f"so no place for a site is obvious{_trees(source)}",
+            f"no output of {source.label} comes from a linear layer with constant weights or from numbers that are "
+            "fed, so no place for a site is obvious",
             "name one with `sites`; `gapa-onnx inspect MODEL` lists the tensors",
         )
     return tuple({site.output: site for site in sites}.values())
-
-
-def _trees(source: SourceModel) -> str:
-    """A remark on models that no site would help: they are constant but for jumps."""
-    for node in source.graph.nodes:
-        entry = behaviour(node.domain, node.op)
-        if node.op.startswith("TreeEnsemble") and isinstance(entry, Deterministic):
-            return f"; no variance would pass {node.op}: {entry.reason}"
-    return ""
 
 
 # ------------------------------------------------------------ auto: the penultimate representation

@@ -11,7 +11,7 @@ Each is a function from numbers to numbers; the rows and their left-out shares a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -116,6 +116,53 @@ def with_thresholds(
     settings: Settings,
 ) -> Numbers:
     """Find the threshold of each output that has a score, and add it to the numbers."""
+    drawn = _drawn(template, sample, numbers, tail, scores, settings)
+    kinds = _kinds(template, scores, settings)
+    found = {
+        output: _score_record(template.thresholds[output], one, drawn, kinds[output], settings)
+        for output, one in drawn.samples.items()
+        if len(one.values)
+    }
+    of_images = {
+        output: _score_record(template.image_thresholds[output], one, drawn, kinds[output], settings)
+        for output, one in drawn.images.items()
+        if len(one.values)
+    }
+    for output, level in drawn.levels.items():
+        if output in found:
+            found[output] = replace(found[output], lengths=level.numbers())
+    lost = {
+        output: "; no threshold, as every score on the data is NaN"
+        for output in scores
+        if output not in found
+    }
+    return replace(
+        numbers,
+        scores=found,
+        image_scores=of_images,
+        lengths={output: level.table() for output, level in drawn.levels.items() if output in found},
+        remarks={**numbers.remarks, **lost},
+    )
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """The scores of left-out rows."""
+
+    samples: Mapping[str, ScoreSample]  #: by output
+    images: Mapping[str, ScoreSample]  #: by the output of a detector, of whole images
+    levels: Mapping[str, LengthFit]  #: how scores follow lengths, by output
+    rows: int
+
+
+def _drawn(
+    template: Template,
+    sample: LeftOutSample,
+    numbers: Numbers,
+    tail: Tail,
+    scores: Mapping[str, str],
+    settings: Settings,
+) -> _Drawn:
     samples = {output: ScoreSample(settings.seed) for output in scores}
     images = {output: ScoreSample(settings.seed) for output in template.image_scores}
     to_level: dict[str, list[Array]] = {output: [] for output in scores if output in template.lengths}
@@ -138,56 +185,30 @@ def with_thresholds(
         if level is not None:
             levels[output], values = level, level.levelled(values, lengths)
         samples[output].add(values)
-    found = {
-        output: _score_record(
-            template.thresholds[output],
-            one,
-            rows,
-            "variance" if scores[output] == template.spreads[output] else settings.score,
-            levels.get(output),
-            settings,
-        )
-        for output, one in samples.items()
-        if len(one.values)
+    return _Drawn(samples, images, levels, rows)
+
+
+def _kinds(template: Template, scores: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """What each score is: the mean variance, the share where there is none, or the epistemic part."""
+    by_variance = "share" if template.plan.score_only else "variance"
+    return {
+        output: by_variance if tensor == template.spreads[output] else settings.score
+        for output, tensor in scores.items()
     }
-    of_images = {
-        output: _score_record(template.image_thresholds[output], one, rows, settings.score, None, settings)
-        for output, one in images.items()
-        if len(one.values)
-    }
-    lost = {
-        output: "; no threshold, as every score on the data is NaN"
-        for output in scores
-        if output not in found
-    }
-    tables = {output: level.table() for output, level in levels.items() if output in found}
-    return replace(
-        numbers,
-        scores=found,
-        image_scores=of_images,
-        lengths=tables,
-        remarks={**numbers.remarks, **lost},
-    )
 
 
 def _score_record(
-    tensor: str,
-    scores: ScoreSample,
-    rows: int,
-    kind: str,
-    level: LengthFit | None,
-    settings: Settings,
+    tensor: str, scores: ScoreSample, drawn: _Drawn, kind: str, settings: Settings
 ) -> ScoreRecord:
     quantiles = scores.table()
     return ScoreRecord(
         kind=kind,
-        rows=rows,
+        rows=drawn.rows,
         source="left-out calibration rows",
         quantiles=quantiles,
         tensor=tensor,
         quantile=settings.ood_quantile,
         threshold=threshold_at(quantiles, settings.ood_quantile),
-        lengths=None if level is None else level.numbers(),
     )
 
 

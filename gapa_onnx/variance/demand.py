@@ -78,10 +78,15 @@ class _Walk:
                 self.found[name] = None
             return
         back = _BACK.get(node.op) if node.domain in (None, "", "ai.onnx") else None
+        partly = [needed for needed in asked if needed is not None]
+        understood = back is not None and len(partly) == len(asked)
         for at, operand in enumerate(node.inputs):
-            if operand.name and operand.name not in self.source.constants and is_float(operand.dtype):
-                known = back is not None and None not in asked and operand.shape is not None
-                self.note(operand.name, back(self, node, at, asked) if back and known else None)  # type: ignore[arg-type]
+            if self.may_be_uncertain(operand):
+                known = understood and operand.shape is not None
+                self.note(operand.name, back(self, node, at, partly) if back and known else None)
+
+    def may_be_uncertain(self, tensor: gs.Tensor) -> bool:
+        return bool(tensor.name) and tensor.name not in self.source.constants and is_float(tensor.dtype)
 
     def note(self, name: str, needed: Needed) -> None:
         if name in self.found:

@@ -93,7 +93,7 @@ def propagate(
     for tensor in source.graph.inputs:
         walk.settle(tensor, None)
     with collector_paused():
-        walk.visit_all(source.graph, _live_tensors(source.graph))
+        walk.visit_all(source.graph, live_tensors(source.graph))
     return Propagation(graph, walk.variances, tuple(walk.refused))
 
 
@@ -164,14 +164,14 @@ class _Walk:
         walk.variances.update(known)
         graph.copy(body.nodes, outside=self.outside)
         walk.outside = self.outside | set(body.tensors())
-        walk.visit_all(body, _live_tensors(body))
+        walk.visit_all(body, live_tensors(body))
         return walk.variances
 
     def _through(self, body: gs.Graph) -> list[Value | None]:
         """The variances of an operator that is spelled out by others, which compute its means again."""
         outside = self.outside | {tensor.name for tensor in body.inputs}
         self.graph.copy(body.nodes, outside)
-        self.visit_all(body, _live_tensors(body))
+        self.visit_all(body, live_tensors(body))
         return [self.variances.get(tensor.name) for tensor in body.outputs]
 
     def _stand_in(self, tensor: gs.Tensor) -> Value | None:
@@ -201,7 +201,7 @@ def _hidden_nodes(composites: Iterable[Composite], outputs: set[str]) -> set[int
     return set().union(*(composite.hidden(outputs) for composite in composites))
 
 
-def _live_tensors(graph: gs.Graph) -> set[str]:
+def live_tensors(graph: gs.Graph) -> set[str]:
     """Names of the tensors that some output depends on."""
     live = {tensor.name for tensor in graph.outputs}
     for node in reversed(graph.nodes):

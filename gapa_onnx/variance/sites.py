@@ -48,6 +48,10 @@ class Site:
     axis: int = -1  #: of the query tensor's features, counted from 0 where the rank is known
     mask: str | None = None  #: what tells padding among its queries, see `masks`
     chosen: bool = False  #: only positions that a detector's candidates come from are queries, see `demand`
+    joined: tuple[str, ...] = ()  #: further tensors, whose numbers are put behind those of the query
+    standardised: bool = (
+        False  #: queries are compared in units of the standard deviation of each of their numbers
+    )
 
     @property
     def others(self) -> list[int]:
@@ -87,11 +91,25 @@ class Selection:
     sizes: Value  #: int64 (rank - 1,): of these axes
 
 
-def arrange(
+def read_queries(
+    graph: VarianceGraph, source: SourceModel, site: Site, selection: Selection | None = None
+) -> Value:
+    """The queries of a site as (…, d) float32."""
+
+    def tensor(name: str) -> Value:
+        return graph.tensor(name, np.dtype(source.tensors[name].dtype or np.float32))
+
+    if not site.joined:
+        return _arranged(graph, site, tensor(site.query), valid_for_mean(graph, source, site), selection)
+    parts = [_arranged(graph, site, tensor(name), None) for name in (site.query, *site.joined)]
+    return graph.emit("Concat", *parts, axis=1)
+
+
+def _arranged(
     graph: VarianceGraph,
     site: Site,
     tensor: Value,
-    valid: Value | None = None,
+    valid: Value | None,
     selection: Selection | None = None,
 ) -> Value:
     """The query tensor as (…, d) float32; `valid` (N, T) is the site's mask as bool, where it has one."""

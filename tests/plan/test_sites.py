@@ -147,8 +147,11 @@ def test_a_whole_number_tensor_is_no_site():
 
 
 def test_no_linear_layer():
+    """The numbers that are fed are the place that is left, if they come to one tensor (n, d)."""
+    (site,) = find_sites(model("h = Relu(x)  y = ReduceSum(h)", result="float[1, 1] y"), "auto")
+    assert site.query == "h" and site.standardised
     with pytest.raises(UserError, match="linear layer"):
-        find_sites(model("y = Relu(x)", result="float[n, 4] y"), "auto")
+        find_sites(model("y = Relu(x)", result="float[n, 4] y"), "all")
 
 
 def test_all_refusals_are_shown_at_once():

@@ -186,3 +186,119 @@ def _columns(made: Pipeline, *, scaled: bool) -> str:
     made.ml("OneHotEncoder", ["city"], ["which"], cats_strings=["Basel", "Bern", "Chur"], zeros=1)
     made.node("Reshape", ["which", made.weight("flat", [-1, 3], np.int64)], ["cities"])
     return made.node("Concat", [numbers, "cities"], ["transformed"], axis=1)
+
+
+# ------------------------------------------------------------------ models that no variance passes
+
+
+def _stumps(features: Sequence[int], levels: Sequence[float]) -> dict[str, Any]:
+    """Trees of one split each: feature ≤ level."""
+    trees = len(features)
+    return {
+        "nodes_treeids": [tree for tree in range(trees) for _ in range(3)],
+        "nodes_nodeids": [0, 1, 2] * trees,
+        "nodes_featureids": [number for feature in features for number in (feature, 0, 0)],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"] * trees,
+        "nodes_values": [number for level in levels for number in (float(level), 0.0, 0.0)],
+        "nodes_truenodeids": [1, 0, 0] * trees,
+        "nodes_falsenodeids": [2, 0, 0] * trees,
+    }
+
+
+def _forest(made: Pipeline, x: str, features: Sequence[int], levels: Sequence[float]) -> list[str]:
+    """`label` and `probabilities` of two classes: each stump votes for one of them. The class that leaves count for is
+    the second, so that onnxruntime makes 1 - p of the first."""
+    trees = len(features)
+    made.ml(
+        "TreeEnsembleClassifier", [x], ["label", "probabilities"], **_stumps(features, levels),
+        class_treeids=[tree for tree in range(trees) for _ in range(4)],
+        class_nodeids=[1, 1, 2, 2] * trees, class_ids=[0, 1] * (2 * trees),
+        class_weights=[1 / trees, 0.0, 0.0, 1 / trees] * trees,
+        classlabels_strings=["no", "yes"], post_transform="NONE",
+    )  # fmt: skip
+    return ["label", "probabilities"]
+
+
+def forest_classifier(width: int, *, scaled: bool = True, zipmap: bool = False) -> onnx.ModelProto:
+    """A Scaler and a forest of stumps, with labels that are text."""
+    made = Pipeline()
+    x = made.input("X", width)
+    if scaled:
+        x = made.ml("Scaler", [x], ["scaled"], offset=[1.0] * width, scale=[0.5] * width)
+    _forest(made, x, list(range(width)), [0.0] * width)
+    made.output("label", None, kind=TEXT)
+    if zipmap:
+        made.zipped("probabilities", 2)
+    else:
+        made.output("probabilities", None, 2)
+    return made.model()
+
+
+def forest_regressor(width: int) -> onnx.ModelProto:
+    made = Pipeline()
+    made.input("X", width)
+    made.ml(
+        "TreeEnsembleRegressor", ["X"], ["variable"], **_stumps(list(range(width)), [0.0] * width),
+        target_treeids=[tree for tree in range(width) for _ in range(2)], target_nodeids=[1, 2] * width,
+        target_ids=[0] * (2 * width), target_weights=[-1.0, 1.0] * width, n_targets=1,
+    )  # fmt: skip
+    made.output("variable", None, 1)
+    return made.model()
+
+
+def forest_of_columns() -> onnx.ModelProto:
+    """Two numeric columns and one of text, encoded and put side by side for a forest."""
+    made = Pipeline()
+    _forest(made, _columns(made, scaled=False), [0, 1, 2], [40.0, 20.0, 0.5])
+    made.output("label", None, kind=TEXT)
+    made.output("probabilities", None, 2)
+    return made.model()
+
+
+def forests_apart() -> onnx.ModelProto:
+    """Two inputs, each with a forest of its own: no tensor holds both."""
+    made = Pipeline()
+    for name in ("a", "b"):
+        made.input(name, 2)
+        part = Pipeline()
+        _forest(part, name, [0, 1], [0.0, 0.0])
+        for node in part.nodes:
+            node.output[:] = [f"{name}_{output}" for output in node.output]
+            node.name = node.output[0]
+        made.nodes += part.nodes
+    made.node("Add", ["a_probabilities", "b_probabilities"], ["sum"])
+    made.output("sum", None, 2)
+    return made.model()
+
+
+def support_vectors(vectors: np.ndarray) -> onnx.ModelProto:
+    """SVC(probability=True): two classes by an RBF kernel, their probabilities by Platt's scaling."""
+    made, (count, width) = Pipeline(), vectors.shape
+    made.input("X", width)
+    made.ml(
+        "SVMClassifier", ["X"], ["label", "raw"], kernel_type="RBF", kernel_params=[0.5, 0.0, 3.0],
+        support_vectors=vectors.ravel().tolist(), vectors_per_class=[count // 2, count - count // 2],
+        coefficients=np.where(np.arange(count) < count // 2, 1.0, -1.0).tolist(), rho=[0.1],
+        prob_a=[-1.2], prob_b=[0.1], classlabels_ints=[0, 1], post_transform="NONE",
+    )  # fmt: skip
+    made.node("Cast", ["raw"], ["probabilities"], to=FLOAT)
+    made.output("label", None, kind=INT)
+    made.output("probabilities", None, 2)
+    return made.model()
+
+
+def nearest_neighbours(points: np.ndarray, targets: np.ndarray) -> onnx.ModelProto:
+    """The mean target of the three nearest points, as KNeighborsRegressor is exported; the rows are scaled before."""
+    made, width = Pipeline(), points.shape[1]
+    made.input("X", width)
+    made.ml("Scaler", ["X"], ["scaled"], offset=[0.0] * width, scale=[0.5] * width)
+    made.node("Unsqueeze", ["scaled", made.weight("one", [1], np.int64)], ["rows"])
+    made.node("Sub", ["rows", made.weight("points", points[None])], ["off"])
+    made.node("Mul", ["off", "off"], ["squares"])
+    made.node("ReduceSum", ["squares", made.weight("last", [2], np.int64)], ["distances"], keepdims=0)
+    three = made.weight("three", [3], np.int64)
+    made.node("TopK", ["distances", three], ["near", "which"], axis=1, largest=0, sorted=1)
+    made.node("Gather", [made.weight("targets", targets), "which"], ["found"], axis=0)
+    made.node("ReduceMean", ["found"], ["variable"], axes=[1], keepdims=1)
+    made.output("variable", None, 1)
+    return made.model()

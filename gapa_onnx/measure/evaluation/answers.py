@@ -138,7 +138,7 @@ def open_converted(
     if record is None:
         raise UserError(f"{file} was not converted by gapa-onnx", f"gapa-onnx convert {file} --calib PATH")
     heads = record.heads
-    useful = [name for name, head in heads.items() if head.task != "none"]
+    useful = [name for name, head in heads.items() if _is_judged(head)]
     if output is not None and output not in heads:
         present = ", ".join(heads) or "none"
         raise UserError(f"{file} has no output {output!r} with a head; it has {present}", _CONVERT_AGAIN)
@@ -163,11 +163,18 @@ def open_converted(
     )
 
 
+def _is_judged(head: HeadRecord) -> bool:
+    return head.task != "none" or head.score_only
+
+
 def _answered(output: str, head: HeadRecord, session: ort.InferenceSession) -> Answered:
     require_outputs({output: head}, {value.name for value in session.get_outputs()})
-    wanted = {"regression": _NUMBER_ROLES, "detection": _BOX_ROLES}.get(head.task, _CLASS_ROLES)
+    wanted = {"regression": _NUMBER_ROLES, "none": _NUMBER_ROLES, "detection": _BOX_ROLES}.get(
+        head.task, _CLASS_ROLES
+    )
     roles = {role: name for role, name in head.outputs.items() if role in wanted}
-    own, axis = {MEAN: output}, head.axis
+    # Of a file with a score only, labels and maps are not judged.
+    own, axis = {MEAN: roles["score"] if head.score_only else output}, head.axis
     if head.task == "detection":
         if head.detection is None:
             raise damaged(f"heads.{output}.detection is missing")

@@ -42,7 +42,7 @@ CURVE_POINTS = 2000  #: of a risk-coverage curve that is kept for drawing; its a
 def evaluate(
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
-    labels: Any,
+    labels: Any = None,
     *,
     ood: Any = None,
     shifts: str | os.PathLike[str] | None = None,
@@ -65,6 +65,7 @@ def evaluate(
         or one-hot, 0/1 matrices for several labels at once, numbers, maps (N, H, W) of classes with 255 to
         ignore, next tokens (N, T) with negative ones to ignore. For a detector the boxes of a COCO-style .json,
         or what it holds as a dict; images are found by file_name where the data are image files, else by order.
+        A file with a score only needs none.
     ood: data unlike those of the training, without labels: one source of data, or a list of paths or arrays.
     shifts: a folder of ever stranger data sets with the same labels (or their own, under y in a .npz).
     source: the file of the source model, to measure what the conversion costs.
@@ -105,8 +106,16 @@ class _Run:
     def open(self, data: Any) -> Feeding:
         return self.converted.open_data(data, self.images, self.batch_size)
 
-    def read(self, labels: Any, data: Feeding) -> Array:
-        """What is true of each row; a judge that has to see data first has then seen them."""
+    def read(self, labels: Any, data: Feeding) -> Array | None:
+        """What is true of each row, where predictions are held against that; a judge that has to see data first has
+        then seen them."""
+        if not self.judge.by_labels:
+            return None
+        if labels is None:
+            raise UserError(
+                f"predictions of {self.converted.file} are judged by labels, and none are given",
+                "give `labels`, what is true of each row",
+            )
         self.judge, truth = prepared(self.judge, self.converted, data, labels)
         return truth
 
@@ -186,7 +195,7 @@ def named_sets(ood: Any) -> dict[str, Any]:
     return found
 
 
-def _inside(run: _Run, data: Feeding, truth: Array) -> _Inside:
+def _inside(run: _Run, data: Feeding, truth: Array | None) -> _Inside:
     """Run the labelled rows and judge them."""
     gallery = run.gallery("data")
     columns, lost = run.columns_of(data, truth, "evaluating", gallery)
@@ -201,9 +210,9 @@ def _outside(run: _Run, unlike: Mapping[str, Feeding]) -> _Outside:
     return _Outside(sets, sum(lost for _, lost in found.values()), gallery)
 
 
-def _shift(run: _Run, one: ShiftedSet, truth: Array) -> Shift:
+def _shift(run: _Run, one: ShiftedSet, truth: Array | None) -> Shift:
     """Run one set of a series of ever stranger ones."""
-    labels = truth if one.labels is None else one.labels
+    labels = truth if one.labels is None or truth is None else one.labels
     columns, _ = run.columns_of(run.open(one.path), labels, one.name)
     means = {name: float(values.mean()) for name, values in scores_in(columns).items()}
     return Shift(one.name, one.position, run.judge.findings(columns).metrics, means)
@@ -270,6 +279,8 @@ def _summary(
 def _risk_curves(losses: Array, scores: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
     """Risk against coverage by each score, over the rows that have a label."""
     known = ~np.isnan(losses)
+    if not known.any():
+        return {}
     return {name: metrics.risk_coverage(losses[known], values[known]) for name, values in scores.items()}
 
 

@@ -29,6 +29,7 @@ from gapa_onnx.measure.evaluation.labels import read_labels
 from gapa_onnx.measure.evaluation.regression import number_caption, number_columns, number_findings
 from gapa_onnx.measure.evaluation.rows import Columns, Findings
 from gapa_onnx.measure.evaluation.segmentation import pixel_columns, pixel_findings
+from gapa_onnx.measure.evaluation.strangeness import strangeness_columns, strangeness_findings
 from gapa_onnx.measure.evaluation.tokens import token_columns, token_findings
 from gapa_onnx.sessions.feeding import Feeding
 
@@ -42,6 +43,7 @@ class Judge:
     columns: Callable[[Answered, Mapping[str, Array], Array | None, int, int], Columns]
     findings: Callable[[Columns], Findings]
     caption: Callable[[Columns, int], tuple[str, str]] | None = None  #: None: rows are not shown one by one
+    by_labels: bool = True  #: whether predictions are held against labels
 
 
 _CLASSES = Judge(("probs",), lambda *given: class_columns(*given[:4]), class_findings, class_caption)
@@ -60,6 +62,10 @@ _OTHERS = {
     "detection": _BOXES,
 }
 
+_STRANGENESS = Judge(
+    ("score", "ood"), lambda *given: strangeness_columns(*given[:2]), strangeness_findings, by_labels=False
+)
+
 
 def judge_of(converted: ConvertedFile) -> Judge:
     """The judge of a file's output, once it is certain that the file answers what the judge asks."""
@@ -67,7 +73,7 @@ def judge_of(converted: ConvertedFile) -> Judge:
     if answered.task == "classification":
         judge = _CLASSES if _one_place(converted) else _PLACES
     else:
-        judge = _OTHERS[answered.task]
+        judge = _OTHERS.get(answered.task, _STRANGENESS)
     require_roles(answered, judge.needs)
     return judge
 
