@@ -111,11 +111,12 @@ _FARTHEST = 24  # nodes; between an output and its last layer there are a few
 
 def read_outputs(source: SourceModel) -> dict[str, Evidence]:
     """The evidence of every output, by its name."""
-    reading = _Reading(
-        source.opset,
-        source.constants,
-        {c.last.outputs[0].name: c.node for c in Network.of(source).composites},
-    )
+    network = Network.of(source)
+    # A layer stays one, whatever distribution it may read.
+    composites = {
+        c.last.outputs[0].name: c.node for c in network.composites if id(c.last) not in network.layers
+    }
+    reading = _Reading(source.opset, source.constants, composites)
     kinds = {info.name: info.type.WhichOneof("value") or "tensor_type" for info in source.proto.graph.output}
     maps = [spec.shape[1:] for spec in source.inputs if spec.shape is not None and len(spec.shape) > 3]
     side = max((size for shape in maps for size in shape if isinstance(size, int)), default=0)

@@ -16,6 +16,8 @@ from gapa_onnx.model.dtypes import is_float, is_quantised
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.variance.graph import names_read
 from gapa_onnx.variance.patterns import Composite, find_composites
+from gapa_onnx.variance.patterns.composite import Output, Spelled
+from gapa_onnx.variance.patterns.softmax import softmax
 from gapa_onnx.variance.rules import Rule, VirtualNode, behaviour, is_declared
 
 Node: TypeAlias = gs.Node | VirtualNode
@@ -52,7 +54,7 @@ def _has_layer(body: gs.Graph, *constants: AbstractSet[str]) -> bool:
 def _takes_expectation(node: Node) -> bool:
     """Whether a product with evenly spaced numbers takes the mean of a distribution, which a softmax has made:
     detectors tell the sides of a box so. These numbers are no weights that were learned."""
-    if node.op not in ("Conv", "MatMul", "Gemm"):
+    if node.op not in ("Conv", "MatMul", "Gemm", "Einsum"):
         return False
     sizes = list(node.inputs[1].shape or [])
     count = prod(size if isinstance(size, int) else 0 for size in sizes) if sizes else 0
@@ -72,7 +74,12 @@ def _distributions_before(tensor: gs.Tensor) -> tuple[int, ...]:
     while len(tensor.inputs) == 1 and tensor.inputs[0].op in (*CARRIERS, "Transpose", "Cast"):
         tensor = tensor.inputs[0].inputs[0]
     maker = tensor.inputs[0] if len(tensor.inputs) == 1 else None
-    if maker is None or maker.op != "Softmax" or tensor.shape is None:
+    if maker is None or tensor.shape is None:
+        return ()
+    if maker.op in ("Mul", "Div"):
+        spelled = softmax(Output(tensor, opset=13))  # from where on one axis can be named
+        return (tensor.shape[spelled.attrs["axis"]],) if isinstance(spelled, Spelled) else ()
+    if maker.op != "Softmax":
         return ()
     sizes = tensor.shape[maker.attrs.get("axis", -1) :]  # before opset 13 all from there on are one
     return tuple(

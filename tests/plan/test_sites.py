@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 
@@ -211,3 +212,34 @@ def test_operator_table_names_composites():
     rows = {row.operator: row for row in operator_table(model(body, a=(4, 5), b=(5, 2)))}
     assert rows["Swish (composite)"].count == 1
     assert rows["Sigmoid"].count == 1
+
+
+EXPECTATIONS = {
+    "p = Softmax(l)  y = MatMul(p, w)": (6,),
+    "p = Softmax(l)  i = Identity(p)  y = MatMul(i, w)": (6, 1),
+    "p = Softmax(l)  y = Gemm(p, w)": (6, 1),
+    "p = Softmax(l)  y = Gemm<transB = 1>(p, w)": (1, 6),
+    'p = Softmax(l)  y = Einsum<equation = "nk,k->n">(p, w)': (6,),
+    "p = Softmax(l)  q = Mul(p, w)  y = ReduceSum(q, one)": (6,),
+    "p = Softmax(l)  q = Mul(w, p)  y = ReduceSum<keepdims = 0>(q, one)": (1, 6),
+    "e = Exp(l)  t = ReduceSum(e, one)  p = Div(e, t)  y = MatMul(p, w)": (6,),
+    "u = Unsqueeze(l, two)  p = Softmax<axis = 1>(u)  y = Conv(p, w)": (1, 6, 1),
+}
+
+
+@pytest.mark.parametrize("evenly", [True, False])
+@pytest.mark.parametrize("tail", EXPECTATIONS)
+def test_the_mean_of_a_distribution_is_no_layer(tail, evenly):
+    """The last layer makes the logits, unless numbers that were learned are multiplied with their softmax."""
+    constants = "int64[1] one = {1}, int64[1] two = {2}"
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> net (float[n, 4] x) => (float y)'
+        f"<{constants}> {{ z = MatMul(x, a)  h = Tanh(z)  l = MatMul(h, b)  {tail} }}"
+    )
+    numbers = np.arange(6.0) if evenly else np.arange(6.0) ** 2
+    weights = {"a": np.ones((4, 5)), "b": np.ones((5, 6)), "w": numbers.reshape(EXPECTATIONS[tail])}
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()
+    )
+    in_weights = "Mul" in tail or evenly  # a product by itself is never a layer
+    assert (outputs(load(proto), "last") == ["h"]) == in_weights

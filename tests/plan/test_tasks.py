@@ -411,6 +411,11 @@ def test_maps_of_detectors():
     assert head(two).task is NONE and "several maps" in head(two).reason
 
 
+def test_a_layer_that_reads_probabilities_makes_logits():
+    found = head(dense("p = Softmax(l)  y = MatMul(p, v)", v=(5, 5)))
+    assert facts(found) == (CLASSIFICATION, "y", "softmax", 1)
+
+
 # ---------------------------------------------------------------------------- several outputs
 
 

@@ -37,7 +37,7 @@ MISTAKEN = {"Softmax", "LogSoftmax", "BatchNormalization", "MaxPool"}
 #: Composites whose rule is J² v. That of normalisations adds to it, that of attention leaves terms out.
 FIRST_ORDER_COMPOSITES = {
     "Swish", "Gelu", "Mish", "HardSwish", "HardSigmoid", "LeakyRelu", "PRelu", "Softmax", "LogSoftmax",
-    "Centering", "SumNormalization",
+    "Centering", "SumNormalization", "SoftmaxExpectation", "SoftmaxMixture",
 }  # fmt: skip
 
 

@@ -21,7 +21,11 @@ CONSTANTS = """
     float cubic = {0.044715}, float quick = {1.702}, float eps = {0.00001}, float tiny = {0.000000000001},
     float slow = {0.2}, float fifth = {0.2}, float nth = {0.16666667}, float steep = {3},
     float[1] one1 = {1}, float[6] g = {0.5, -1.5, 2, 1, 0.7, 1.3}, float[6] b = {1, 2, 3, 4, 5, 6},
-    float[6, 1] g6 = {0.5, -1.5, 2, 1, 0.7, 1.3},
+    float[6, 1] g6 = {0.5, -1.5, 2, 1, 0.7, 1.3}, float[1, 6] g_row = {0.5, -1.5, 2, 1, 0.7, 1.3},
+    float[1, 6, 1, 1] bins = {0, 1, 2, 3, 4, 5}, float[6, 1, 1] bins3 = {0, 1, 2, 3, 4, 5},
+    float[6, 2] pair = {0, 20, 1, 17, 2, 18, 3, 15, 4, 16, 5, 13},
+    float[2, 6] rows = {0, 1, 2, 3, 4, 5, 20, 17, 18, 15, 16, 13},
+    float[2, 6, 1, 1] maps = {0, 1, 2, 3, 4, 5, 20, 17, 18, 15, 16, 13},
     int64[1] last = {-1}, int64[1] first = {1}, int64[2] matrix = {2, 1}, int64[2] whole = {2, 6}
 """
 
@@ -36,6 +40,7 @@ class Spelling:
     attrs: dict = field(default_factory=dict)
     inputs: tuple[str, ...] = ("x",)
     shape: tuple[int, ...] = (2, 6)
+    makes: tuple[int, ...] | None = None  #: the shape of y; None: that of x
     plain: bool = False  #: True where the rules node by node give the same
 
     @property
@@ -43,8 +48,8 @@ class Spelling:
         return f"{self.op} | {' '.join(self.body.split())} | opset {self.opset}"
 
     def model(self, dtype: str = "float") -> onnx.ModelProto:
-        size = ", ".join(map(str, self.shape))
-        text = f"m (float[{size}] x) => (float[{size}] y) <{CONSTANTS}> {{ {self.body} }}"
+        x, y = (", ".join(map(str, shape)) for shape in (self.shape, self.makes or self.shape))
+        text = f"m (float[{x}] x) => (float[{y}] y) <{CONSTANTS}> {{ {self.body} }}"
         model = parse(text.replace("float", dtype), self.opset)
         for node in model.graph.node:  # what the text says of casts to float is meant for any type
             for attribute in node.attribute:
@@ -402,4 +407,83 @@ spelling(
     "m = ReduceMax<axes=[1]>(x) d = Sub(x, m) e = Exp(d) t = ReduceSum(e, last) l = Log(t) y = Sub(d, l)",
     opsets=(13, 17),
     attrs={"axis": 1},
+)
+
+# -------------------------------------------------------- means under a softmax's distribution
+
+SIDES = (2, 6, 4, 3)  #: samples, bins, sides of a box, anchors
+spelling(
+    "SoftmaxExpectation",
+    "p = Softmax<axis=1>(x) y = Conv(p, bins)",
+    "p = Softmax<axis=-3>(x) y = Conv<kernel_shape=[1, 1], strides=[1, 1], pads=[0, 0, 0, 0]>(p, bins)",
+    "p = Softmax<axis=1>(x) q = Mul(bins, p) y = ReduceSum(q, first)",
+    "p = Softmax<axis=1>(x) q = Mul(p, bins) y = ReduceSum(q, first)",
+    "e = Exp(x) t = ReduceSum(e, first) p = Div(e, t) y = Conv(p, bins)",
+    inputs=("x", "bins"),
+    shape=SIDES,
+    makes=(2, 1, 4, 3),
+)
+spelling(
+    "SoftmaxExpectation",
+    "p = Softmax<axis=1>(x) q = Mul(p, bins3) y = ReduceSum<keepdims=0>(q, first)",
+    inputs=("x", "bins3"),
+    shape=SIDES,
+    makes=(2, 4, 3),
+)
+spelling(  # as exporters write a softmax along another axis than the last before opset 13
+    "SoftmaxExpectation",
+    "p = Softmax<axis=3>(x) t = Transpose<perm=[0, 3, 1, 2]>(p) y = Conv(t, bins)",
+    "p = Softmax<axis=3>(x) s = Transpose<perm=[0, 1, 3, 2]>(p) t = Transpose<perm=[0, 2, 1, 3]>(s) y = Conv(t, bins)",
+    opsets=(9, 12, 17),
+    inputs=("x", "bins"),
+    shape=(2, 4, 3, 6),
+    makes=(2, 1, 4, 3),
+    attrs={"axis": 3, "perm": [0, 3, 1, 2]},
+)
+spelling(
+    "SoftmaxExpectation",
+    "p = Softmax<axis=2>(x) y = MatMul(p, g)",
+    "p = Softmax<axis=2>(x) c = Cast<to=1>(p) i = Identity(c) y = MatMul(i, g)",
+    opsets=(9, 17),
+    inputs=("x", "g"),
+    shape=(2, 3, 6),
+    makes=(2, 3),
+)
+spelling(
+    "SoftmaxExpectation",
+    'p = Softmax<axis=2>(x) y = Einsum<equation="b s k, k -> b s">(p, g)',
+    "p = Softmax(x) q = Mul(p, g) y = ReduceSum<keepdims=0>(q, last)",
+    inputs=("x", "g"),
+    shape=(2, 3, 6),
+    makes=(2, 3),
+)
+spelling(
+    "SoftmaxExpectation",
+    'p = Softmax<axis=1>(x) y = Einsum<equation="bks,k->bs">(p, g)',
+    inputs=("x", "g"),
+    shape=(2, 6, 3),
+    makes=(2, 3),
+)
+spelling(
+    "SoftmaxExpectation",
+    "p = Softmax(x) y = MatMul(p, g6)",
+    "p = Softmax(x) y = Gemm(p, g6)",
+    "m = ReduceMax<axes=[1]>(x) d = Sub(x, m) e = Exp(d) t = ReduceSum(e, last) p = Div(e, t) y = MatMul(p, g6)",
+    inputs=("x", "g6"),
+    makes=(2, 1),
+)
+spelling(
+    "SoftmaxExpectation",
+    "p = Softmax(x) y = Gemm<transB=1>(p, g_row)",
+    inputs=("x", "g_row"),
+    makes=(2, 1),
+)
+spelling("SoftmaxMixture", "p = Softmax(x) y = MatMul(p, pair)", inputs=("x", "pair"), makes=(2, 2))
+spelling("SoftmaxMixture", "p = Softmax(x) y = Gemm<transB=1>(p, rows)", inputs=("x", "rows"), makes=(2, 2))
+spelling(
+    "SoftmaxMixture",
+    "p = Softmax<axis=1>(x) y = Conv(p, maps)",
+    inputs=("x", "maps"),
+    shape=SIDES,
+    makes=(2, 2, 4, 3),
 )
