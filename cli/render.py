@@ -145,7 +145,7 @@ def converted(answer: Mapping[str, Any]) -> None:
 
 def threshold(entry: Threshold, levels: Sequence[str], written: str | None) -> None:
     """Where the line of one output is, and where it could be."""
-    lines((entry.output, threshold_line(vars(entry))))
+    lines((entry.name, threshold_line(vars(entry))))
     rows = [
         (level, number(entry.quantiles[level]), f"{100 * (1 - float(level)):.3g}%")
         for level in levels

@@ -72,7 +72,7 @@ def threshold(
         found = thresholds(file)
     shown = _of_output(found, output)
     if as_json:
-        print_json({entry.output: {**vars(entry), "quantiles": dict(entry.quantiles)} for entry in shown})
+        print_json({entry.name: {**vars(entry), "quantiles": dict(entry.quantiles)} for entry in shown})
     else:
         _show(shown, written=str(out or file) if changed else None)
     return 0

@@ -11,7 +11,7 @@ A tensor is taken apart along its features, back through what only arranges them
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -25,11 +25,11 @@ from gapa_onnx.variance.patterns.activations import sigmoid_of
 from gapa_onnx.variance.patterns.formula import through
 
 BOX = 4  # numbers of a box
-BOX_WORDS = ("box", "bbox", "loc", "location", "rect", "reg", "coord")
+BOX_WORDS = ("box", "boxes", "bbox", "bboxes", "loc", "location", "rect", "reg", "coord")
 SCORE_WORDS = ("score", "conf", "cls", "class", "logit", "label", "prob")
 FOCAL_BIAS = (
     -2.0
-)  # mean bias of class logits below which each is a question by itself: they start at log(.01 / .99)
+)  # of class logits, on average, below which each is a question by itself: it starts at log(.01 / .99)
 _FARTHEST = 40  # nodes between an output and what its features are made of
 
 
@@ -75,6 +75,7 @@ class Run:
 
     size: int
     squashed: bool  #: by a sigmoid
+    cut: bool = False  #: out of more features that one sigmoid has squashed together
 
 
 def find_detectors(source: SourceModel, known: Mapping[str, Evidence]) -> tuple[Detector, ...]:
@@ -103,7 +104,7 @@ def by_shape(output: gs.Tensor) -> Detector | None:
     what = (
         f"is asked for: {BOX} box numbers{', an object' if first > BOX else ''} and classes along axis {axis}"
     )
-    return _one(output, axis, Run(sizes[axis] - first, True), first, what)
+    return _one(output, axis, Run(sizes[axis] - first, _are_probabilities(output)), first, what)
 
 
 # ------------------------------------------------------------------------- one output
@@ -120,11 +121,11 @@ def _in_one(output: gs.Tensor) -> Detector | None:
         found = _runs(output, axis)
         if found is None or sum(run.size for run in found) != size:
             continue
-        start, classes, first = _classes_in(found, axis)
+        classes, first = _classes_in(found)
         if classes is None:
             continue
-        what = "boxes, an object and classes" if first > start else "boxes and classes"
-        reason = f"holds {what} of candidates along axis {3 - axis}: {BOX} + {'1 + ' if first > start else ''}{classes.size}"
+        what, sizes = ("boxes, an object and classes", "1 + ") if first > BOX else ("boxes and classes", "")
+        reason = f"holds {what} of candidates along axis {3 - axis}: {BOX} + {sizes}{classes.size}"
         return _one(output, axis, classes, first, reason)
     return None
 
@@ -160,45 +161,51 @@ def _joined_logits(output: gs.Tensor, axis: int, first: int, count: int) -> Slab
     return None
 
 
-def _classes_in(runs: Sequence[Run], axis: int) -> tuple[int, Run | None, int]:
-    """Where the boxes end, the classes, and where these begin: behind an object's probability, if there is one."""
+def _classes_in(runs: Sequence[Run]) -> tuple[Run | None, int]:
+    """The classes, and where they begin: right behind the box, or behind an object's probability."""
     start = 0
     for at, run in enumerate(runs):
         if start == BOX and run.squashed:
             following = runs[at + 1] if at + 1 < len(runs) else None
             if run.size == 1 and following is not None and following.squashed:
-                return start, following, start + 1
-            if axis == 2 and run.size > 1:  # one sigmoid over an object and its classes
-                return start, Run(run.size - 1, True), start + 1
-            return start, run, start
+                return following, start + 1
+            if run.cut and run.size > 1:  # one sigmoid over a box, an object and its classes
+                return Run(run.size - 1, True), start + 1
+            return run, start
         start += run.size
-    return start, None, start
+    return None, start
 
 
 def _runs(tensor: gs.Tensor, axis: int, steps: int = _FARTHEST) -> list[Run] | None:
     """The features along an axis, in runs that came together; None where they cannot be told apart."""
     tensor = through(tensor)
     size = tensor.shape[axis] if tensor.shape is not None and axis < len(tensor.shape) else None
-    whole = [Run(size, False)] if isinstance(size, int) and size > 0 else None
-    if not tensor.inputs or steps == 0:
+    whole = [Run(size, sigmoid_of(tensor) is not None)] if isinstance(size, int) and size > 0 else None
+    if not tensor.inputs or steps == 0 or (whole and whole[0].squashed):
         return whole
     node = tensor.inputs[0]
-    if sigmoid_of(tensor) is not None:
-        return None if whole is None else [Run(whole[0].size, True)]
     if node.op == "Concat":
-        if int(node.attrs["axis"]) % len(tensor.shape) != axis:
-            return _runs(node.inputs[0], axis, steps - 1)
-        parts = [_runs(part, axis, steps - 1) for part in node.inputs]
-        return None if None in parts else [run for part in parts for run in part or ()]
+        return _joined(node, axis, steps)
     if node.op in ("Transpose", "Reshape", "Squeeze", "Unsqueeze"):
-        origin = origins(node, 0)
-        before = origin[axis] if axis < len(origin) else None
+        before = dict(enumerate(origins(node, 0))).get(axis)
         return whole if before is None else _runs(node.inputs[0], before, steps - 1)
     if node.op in ("Split", "Slice") and whole is not None:
-        cut = _runs(node.inputs[0], axis, steps - 1)
-        alike = cut is not None and len({run.squashed for run in cut}) == 1
-        return [Run(whole[0].size, cut[0].squashed)] if alike and cut else whole
+        return [_cut(whole[0], _runs(node.inputs[0], axis, steps - 1) or [])]
     return whole
+
+
+def _joined(node: gs.Node, axis: int, steps: int) -> list[Run] | None:
+    """The features of all parts one after the other; those of any part where candidates are put together."""
+    if int(node.attrs["axis"]) % len(node.outputs[0].shape) != axis:
+        return _runs(node.inputs[0], axis, steps - 1)
+    parts = [_runs(part, axis, steps - 1) for part in node.inputs]
+    return None if None in parts else [run for part in parts for run in part or ()]
+
+
+def _cut(run: Run, of: Sequence[Run]) -> Run:
+    """A run that was cut out of others, which may all have been squashed."""
+    squashed = bool(of) and all(other.squashed for other in of)
+    return replace(run, squashed=squashed, cut=len(of) == 1 and (of[0].cut or of[0].size > run.size))
 
 
 # ------------------------------------------------------------------------ two outputs
@@ -209,10 +216,10 @@ def _in_two(source: SourceModel, known: Mapping[str, Evidence]) -> Iterator[Dete
     outputs = {output.name: output for output in source.outputs if known[output.name].is_float}
     for boxes in outputs.values():
         axis = next((at for at in (2, 1) if _sizes(boxes) and _sizes(boxes)[at] == BOX), None)
-        if axis is None:
+        if axis is None or not _may_be_boxes(known[boxes.name]):
             continue
         for scores in outputs.values():
-            found = None if scores is boxes else _pair(source, known, boxes, axis, scores)
+            found = None if scores is boxes else _pair(known, boxes, axis, scores)
             if found is not None:
                 yield found
                 return
@@ -222,32 +229,45 @@ def _sizes(tensor: gs.Tensor) -> list[object]:
     return list(tensor.shape) if tensor.shape is not None and len(tensor.shape) == 3 else []
 
 
-def _pair(
-    source: SourceModel, known: Mapping[str, Evidence], boxes: gs.Tensor, axis: int, scores: gs.Tensor
-) -> Detector | None:
-    sizes, count = _sizes(scores), _sizes(boxes)[3 - axis]
-    among = [at for at in (1, 2) if sizes and sizes[at] == count and count is not None]
+def _may_be_boxes(out: Evidence) -> bool:
+    """Four numbers that are no classes: neither do they exclude each other, nor does their name speak of scores."""
+    named = out.says(*BOX_WORDS)
+    return (out.end is None or out.end.link == "sigmoid") and (named or not out.says(*SCORE_WORDS))
+
+
+def _pair(known: Mapping[str, Evidence], boxes: gs.Tensor, axis: int, scores: gs.Tensor) -> Detector | None:
+    """Boxes with scores of the same candidates, where a name speaks of either."""
     end, called = known[scores.name].end, known[boxes.name].says(*BOX_WORDS)
-    told = called or known[scores.name].says(*SCORE_WORDS)
-    if not among or (end is None and not called) or not told:
+    class_axis = _class_axis(known[scores.name], _sizes(scores), _sizes(boxes)[3 - axis], called)
+    if class_axis is None or (end is None and not called):
         return None
-    class_axis = 3 - among[0]
-    width = sizes[class_axis]
+    width = _sizes(scores)[class_axis]
     if not isinstance(width, int) or (end is not None and end.axis not in (None, class_axis)):
         return None
     link, background = _link(end.link if end is not None else None, scores, width)
     what = f"holds class {'probabilities' if end is not None else 'logits'} of the candidates whose boxes are {boxes.name!r}"
-    logits = end is not None and end.derived is None and _sizes(end.logits)[1:] == sizes[1:]
     return Detector(
         boxes=Slab(boxes.name, axis, 0, BOX),
         classes=Slab(scores.name, class_axis, 0, width),
         link=link,
         squashed=end is not None,
-        logits=Slab(end.logits.name, class_axis, 0, width) if end is not None and logits else None,
+        logits=None if end is None or end.derived else Slab(end.logits.name, class_axis, 0, width),
         reason=f"{what}; {link}{'' if background is None else f', class {background} is no object'}",
         background=background,
         outputs=(scores.name, boxes.name),
     )
+
+
+def _class_axis(scores: Evidence, sizes: Sequence[object], count: object, called: bool) -> int | None:
+    """The axis of the classes, beside that of as many candidates as there are boxes. Where their number is open, both
+    names have to speak of it."""
+    named = scores.says(*SCORE_WORDS)
+    if not sizes or not (called or named):
+        return None
+    if count in sizes[1:] and count is not None:
+        return 2 if sizes[1] == count else 1
+    unknown = [at for at in (1, 2) if not isinstance(sizes[at], int)]
+    return 3 - unknown[0] if len(unknown) == 1 and not isinstance(count, int) and called and named else None
 
 
 def _link(told: str | None, scores: gs.Tensor, width: int) -> tuple[str, int | None]:
@@ -292,38 +312,42 @@ def _before_suppression(source: SourceModel) -> Detector | None:
     if not outputs or not node.outputs:
         return None
     classes = _sizes(scores)[1] if _sizes(scores) else None
-    squashed = sigmoid_of(through(scores)) is not None or _came_from_sigmoid(scores)
+    count, logits = classes if isinstance(classes, int) else None, sigmoid_of(through(scores))
     return Detector(
         boxes=Slab(boxes.name, 2, 0, BOX),
-        classes=Slab(scores.name, 1, 0, classes if isinstance(classes, int) else None),
+        classes=Slab(scores.name, 1, 0, count),
         link="sigmoid",
-        squashed=squashed,
+        squashed=_are_probabilities(scores),
         reason="holds what NonMaxSuppression selects among candidates",
+        logits=None if logits is None else Slab(logits.name, 1, 0, count),
         selected=node.outputs[0].name,
         outputs=tuple(output.name for output in outputs),
     )
 
 
-def _came_from_sigmoid(tensor: gs.Tensor) -> bool:
-    """Whether scores are probabilities: made by a sigmoid or softmax, rearranged or multiplied since."""
+_REARRANGE = (
+    "Concat",
+    "Transpose",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Split",
+    "Slice",
+    "Gather",
+    "Mul",
+    "ReduceMax",
+)
+
+
+def _are_probabilities(tensor: gs.Tensor) -> bool:
+    """Whether scores were made by a sigmoid or softmax, and rearranged or multiplied since."""
     pending, seen = [tensor], 0
     while pending and seen < _FARTHEST:
         made, seen = through(pending.pop()), seen + 1
-        if sigmoid_of(made) is not None:
-            return True
         node = made.inputs[0] if made.inputs else None
-        if node is not None and node.op == "Softmax":
+        if sigmoid_of(made) is not None or (node is not None and node.op == "Softmax"):
             return True
-        if node is not None and node.op in (
-            "Concat",
-            "Transpose",
-            "Reshape",
-            "Squeeze",
-            "Unsqueeze",
-            "Split",
-            "Slice",
-            "Mul",
-        ):
+        if node is not None and node.op in _REARRANGE:
             pending += [entry for entry in node.inputs if entry.inputs]
     return False
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import SourceModel
-from gapa_onnx.plan.detection import Detector, by_shape, find_detectors
+from gapa_onnx.plan.detection import BOX, Detector, by_shape, find_detectors
 from gapa_onnx.plan.evidence import End, Evidence, read_outputs
 from gapa_onnx.plan.head import Head, Task
 
@@ -34,6 +34,7 @@ def find_heads(source: SourceModel, outputs: Sequence[str], spec: str = "auto") 
     asked = _asked(spec, outputs)
     heads, misfits = [], []
     detectors = _detectors(source, known, outputs, asked)
+    asked = _beside(detectors, asked)
     for name in outputs:
         if name in detectors:
             heads.append(_of_detector(known[name], detectors[name]))
@@ -74,6 +75,12 @@ def _detectors(
             if by_its_sizes is not None:
                 found[name] = by_its_sizes
     return {name: detector for name, detector in found.items() if name in outputs}
+
+
+def _beside(detectors: Mapping[str, Detector], asked: Mapping[str, Task]) -> dict[str, Task]:
+    """What is asked of outputs; not that a detector's second output be another one."""
+    within = {name for detector in detectors.values() for name in detector.outputs}
+    return {name: task for name, task in asked.items() if task is not Task.DETECTION or name not in within}
 
 
 def _of_detector(out: Evidence, detector: Detector) -> Head:
@@ -359,6 +366,8 @@ def _as_asked(out: Evidence, task: Task) -> Head:
 
 def _rank_for(out: Evidence, task: Task) -> int:
     """The number of axes of an output whose logits can be read for this task."""
+    if task is Task.DETECTION:
+        raise _Misfit(f"{out} is not (N, A, F) or (N, F, A) with more than {BOX} features of candidates")
     if out.rearranged is not None:
         raise _Misfit(f"it holds probabilities whose logits are out of reach ({out.rearranged})")
     if out.rank is None:

@@ -34,12 +34,18 @@ class Threshold:
     """The threshold of one output's score, and the quantiles that it was chosen from."""
 
     output: str
+    role: str  #: of the score: score, or image_score of a detector's images
     kind: str  #: of score: variance or epistemic
     quantile: float | None  #: None where a number was given
     threshold: float
     rows: int  #: that the quantiles were taken over
     source: str  #: which rows those were
     quantiles: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        """What people call it: the output, and whether the line is for whole images."""
+        return self.output if self.role == "score" else f"{self.output}, images"
 
     @property
     def rows_beyond(self) -> float:
@@ -87,13 +93,12 @@ def set_threshold(
             scores,
             lambda inputs: open_data(data, inputs, images, batch_size, calibrated=record.images),
         )
-    for name, score in scores.items():
-        scores[name] = moved = _moved(name, score, quantile, value)
+    heads = dict(record.heads)
+    for (name, role), score in scores.items():
+        moved = _moved(name, score, quantile, value)
         put_tensor(model.graph, score.tensor, np.asarray(moved.threshold))
-    heads = {
-        name: replace(head, score=scores[name]) if name in scores else head
-        for name, head in record.heads.items()
-    }
+        head = heads[name]
+        heads[name] = replace(head, score=moved) if role == "score" else replace(head, image_score=moved)
     record = replace(record, heads=heads)
     attach(model, record)
     save(model, Path(out) if out is not None else path)
@@ -104,10 +109,10 @@ def _required(model: onnx.ModelProto, label: str) -> Record:
     """The record of a converted model, once it is certain that its thresholds can be moved."""
     record = require(model, label)
     require_thresholds(record, model.graph)
-    for output, head in record.heads.items():
-        if head.score is not None and not _are_quantiles(head.score.quantiles):
+    for (output, role), score in _all_scores(record).items():
+        if not _are_quantiles(score.quantiles):
             raise damaged(
-                f"heads.{output}.score.quantiles does not go from numbers between 0 and 1 to scores"
+                f"heads.{output}.{role}.quantiles does not go from numbers between 0 and 1 to scores"
             )
     return record
 
@@ -142,35 +147,48 @@ def _moved(name: str, score: ScoreRecord, quantile: float | None, value: float |
     return replace(score, quantile=level, threshold=float(threshold_at(score.quantiles, level)))
 
 
-def _scores(record: Record, output: str | None) -> dict[str, ScoreRecord]:
-    """The score records of a file by output: of all outputs that have one, or of one output alone."""
-    known = {name: head.score for name, head in record.heads.items() if head.score is not None}
+Scores = dict[tuple[str, str], ScoreRecord]  #: by output and role
+
+
+def _all_scores(record: Record) -> Scores:
+    found = {}
+    for output, head in record.heads.items():
+        for role, score in (("score", head.score), ("image_score", head.image_score)):
+            if score is not None:
+                found[output, role] = score
+    return found
+
+
+def _scores(record: Record, output: str | None) -> Scores:
+    """The score records of a file: of all outputs that have one, or of one output alone."""
+    known = _all_scores(record)
     if not known:
         raise UserError("no output of this file has a score", "convert the source model again with `task`")
-    if output is not None and output not in known:
-        raise UserError(f"output {output!r} has no score", f"choose one of {', '.join(known)}")
-    return known if output is None else {output: known[output]}
+    outputs = list(dict.fromkeys(name for name, _ in known))
+    if output is not None and output not in outputs:
+        raise UserError(f"output {output!r} has no score", f"choose one of {', '.join(outputs)}")
+    return {key: score for key, score in known.items() if output in (None, key[0])}
 
 
 def _listed(record: Record) -> tuple[Threshold, ...]:
     return tuple(
-        Threshold(name, s.kind, s.quantile, s.threshold, s.rows, s.source, s.quantiles)
-        for name, s in _scores(record, None).items()
+        Threshold(name, role, s.kind, s.quantile, s.threshold, s.rows, s.source, s.quantiles)
+        for (name, role), s in _scores(record, None).items()
     )
 
 
 def _on_data(
     path: Path,
     record: Record,
-    scores: Mapping[str, ScoreRecord],
+    scores: Scores,
     opened: Callable[[Sequence[InputSpec]], DataSource],
-) -> dict[str, ScoreRecord]:
+) -> Scores:
     """The scores with quantiles of held-out data in place of those of the calibration."""
     session = open_model(path)
-    scored = {output: record.heads[output] for output in scores}
+    scored = {output: record.heads[output] for output, _ in scores}
     require_outputs(scored, {value.name for value in session.get_outputs()}, roles=["score"])
     source = feeding(session, opened(input_specs(session)))
-    names = [record.heads[output].outputs["score"] for output in scores]
+    names = [record.heads[output].outputs[role] for output, role in scores]
     samples = [ScoreSample() for _ in scores]
     rows = 0
     for batch in source.batches():
@@ -182,6 +200,6 @@ def _on_data(
         if not len(sample.values):
             raise UserError(f"every score of {source.description} is NaN", "check the data")
     return {
-        output: replace(score, rows=rows, source=source.description, quantiles=sample.table())
-        for (output, score), sample in zip(scores.items(), samples)
+        key: replace(score, rows=rows, source=source.description, quantiles=sample.table())
+        for (key, score), sample in zip(scores.items(), samples)
     }

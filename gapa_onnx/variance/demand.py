@@ -7,7 +7,9 @@ it does not understand depends on everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +79,7 @@ class _Walk:
             for name in names_read(node):
                 self.found[name] = None
             return
+<<<<<<< HEAD
         back = _BACK.get(node.op) if node.domain in (None, "", "ai.onnx") else None
         partly = [needed for needed in asked if needed is not None]
         understood = back is not None and len(partly) == len(asked)
@@ -87,6 +90,19 @@ class _Walk:
 
     def may_be_uncertain(self, tensor: gs.Tensor) -> bool:
         return bool(tensor.name) and tensor.name not in self.source.constants and is_float(tensor.dtype)
+=======
+        for at, operand in enumerate(node.inputs):
+            if operand.name and operand.name not in self.source.constants and is_float(operand.dtype):
+                self.note(operand.name, self.back(node, at, asked))
+
+    def back(self, node: gs.Node, at: int, asked: Sequence[Needed]) -> Needed:
+        """What a node needs of an operand for what is asked of its results."""
+        rule = _BACK.get(node.op) if node.domain in (None, "", "ai.onnx") else None
+        known = [needed for needed in asked if needed is not None]
+        if rule is None or len(known) < len(asked) or node.inputs[at].shape is None:
+            return None
+        return rule(self, node, at, known)
+>>>>>>> dettests
 
     def note(self, name: str, needed: Needed) -> None:
         if name in self.found:
@@ -101,6 +117,17 @@ class _Walk:
     def mean(self, tensor: gs.Tensor) -> Value:
         return self.graph.tensor(tensor.name, np.dtype(tensor.dtype or np.float32))
 
+    def fitted(self, needed: Demand, tensor: gs.Tensor, axis: int) -> Demand:
+        """For a tensor that is 1 long along an axis, or as long as the mask; which of both is known when it runs."""
+        if not needed.full[axis]:
+            return needed
+        graph, own = self.graph, self.size(tensor, axis)
+        both = graph.emit("Concat", needed.mask, needed.along(graph, axis).mask, axis=axis)
+        whole = graph.dimension(needed.mask, axis)
+        shorter = graph.cast(graph.emit("Less", own, whole, dtype=np.bool_), np.int64)
+        start = whole * shorter  # the mask itself is first, what any of it needs stands behind
+        return Demand(graph.slice(both, axis, start, start + own), needed.full)
+
     def size(self, tensor: gs.Tensor, axis: int) -> Value:
         """The length of an axis, as a tensor of one number."""
         size = tensor.shape[axis]
@@ -114,15 +141,32 @@ Back = Callable[[_Walk, gs.Node, int, list[Demand]], Needed]
 
 def _elementwise(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
     """The same elements, of an operand that may have been broadcast."""
-    operand, result, needed = node.inputs[at], node.outputs[0], asked[0]
+    operand, result = node.inputs[at], node.outputs[0]
     if result.shape is None or len(operand.shape) != len(result.shape):
         return None
-    for axis, (before, after) in enumerate(zip(operand.shape, result.shape)):
-        if before == 1 != after:
+    return _broadcast(walk, node, at, asked[0], range(len(operand.shape)))
+
+
+def _broadcast(walk: _Walk, node: gs.Node, at: int, needed: Demand, axes: Iterable[int]) -> Demand:
+    """What is needed of an operand as long as the result along some axes, or 1 long."""
+    operand, result = node.inputs[at], node.outputs[0]
+    others = [other.shape for place, other in enumerate(node.inputs) if place != at and other.name]
+    for axis in axes:
+        before, after = operand.shape[axis], result.shape[axis]
+        if before == 1:
             needed = needed.along(walk.graph, axis)
-        elif before != after:
-            return None
+        elif not (_same(before, after) or _alone(others, axis - len(operand.shape))):
+            needed = walk.fitted(needed, operand, axis)
     return needed
+
+
+def _same(size: object, other: object) -> bool:
+    return size is not None and size == other
+
+
+def _alone(others: Sequence[Sequence[object] | None], axis: int) -> bool:
+    """Whether no other operand can be longer than 1 along an axis, counted from the last."""
+    return all(shape is not None and (len(shape) < -axis or shape[axis] == 1) for shape in others)
 
 
 def _first(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
@@ -180,7 +224,7 @@ def _concat(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
 
 
 def _part(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
-    """Parts or a choice of one or more axes: all along these, wherever any of it is needed."""
+    """Parts of one or more axes: all along these, wherever any of it is needed."""
     axes = _axes_of(node) if at == 0 else None
     if axes is None:
         return None
@@ -192,13 +236,9 @@ def _part(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
 
 
 def _axes_of(node: gs.Node) -> list[int] | None:
-    """The axes that a Split, Slice or Gather cuts; None where they are not known."""
+    """The axes that a Split or Slice cuts; None where they are not known."""
     shape = node.inputs[0].shape
-    if node.op == "Gather":
-        chosen = constant_of(node.inputs[1])
-        if chosen is None or chosen.ndim != 1:
-            return None
-    if node.op in ("Split", "Gather"):
+    if node.op == "Split":
         return [int(node.attrs.get("axis", 0)) % len(shape)]
     axes = node.attrs.get("axes")
     if axes is None and len(node.inputs) > 3 and node.inputs[3].name:
@@ -208,6 +248,19 @@ def _axes_of(node: gs.Node) -> list[int] | None:
     starts = node.attrs.get("starts") if "starts" in node.attrs else constant_of(node.inputs[1])
     count = len(shape) if starts is None else len(starts)
     return [int(axis) % len(shape) for axis in (range(count) if axes is None else axes)]
+
+
+def _gather(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
+    """A choice along an axis: all along it, wherever any of it is needed. A choice of one takes the axis away."""
+    rank, needed = len(node.inputs[0].shape), asked[0]
+    if at != 0 or len(needed.full) not in (rank, rank - 1):
+        return None
+    axis = int(node.attrs.get("axis", 0)) % rank
+    if len(needed.full) == rank:
+        return needed.along(walk.graph, axis)
+    return Demand(
+        walk.graph.unsqueeze(needed.mask, [axis]), (*needed.full[:axis], False, *needed.full[axis:])
+    )
 
 
 def _transpose(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
@@ -247,21 +300,41 @@ def _reshape(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed
     return Demand(graph.reshape(mask, graph.emit("Concat", *sizes, axis=0)), tuple(full))
 
 
-def _kept(before: list[object], after: list[object]) -> tuple[int, int]:
-    """How many axes at the front and at the end a reshape leaves as they are. The first is that of the rows."""
+def _kept(before: Sequence[object], after: Sequence[object]) -> tuple[int, int]:
+    """How many axes at the front and at the end a reshape leaves as they are."""
+    before, after = _with_one_name(before, after)
     shorter = min(len(before), len(after))
-    front = 1 if shorter else 0
-    while front < shorter and before[front] == after[front] is not None:
+    front = 0
+    while front < shorter and _same(before[front], after[front]):
         front += 1
     back = 0
-    while back < shorter - front and before[-back - 1] == after[-back - 1] is not None:
+    while back < shorter - front and _same(before[-back - 1], after[-back - 1]):
         back += 1
     return front, back
 
 
+def _with_one_name(before: Sequence[object], after: Sequence[object]) -> tuple[list[object], list[object]]:
+    """The sizes, where a single one that is not known has the same name on both sides: it is what the others leave."""
+    numbers = [math.prod(size for size in sizes if isinstance(size, int)) for sizes in (before, after)]
+    gone, new = _unknown(before) - _unknown(after), _unknown(after) - _unknown(before)
+    if gone.total() != 1 or new.total() != 1 or numbers[0] != numbers[1] or not numbers[0]:
+        return list(before), list(after)
+    (old,), (name,) = gone, new
+    return list(before), [old if size == name else size for size in after]
+
+
+def _unknown(sizes: Sequence[object]) -> Counter[object]:
+    """The sizes that are no numbers; each without a name is one of its own."""
+    return Counter(object() if size is None else size for size in sizes if not isinstance(size, int))
+
+
 def _product(walk: _Walk, node: gs.Node, at: int, asked: list[Demand]) -> Needed:
-    """All features of the rows of the left factor."""
-    return asked[0].along(walk.graph, len(asked[0].full) - 1) if at == 0 else None
+    """All features of the rows of the left factor, whose other axes may have been broadcast."""
+    rank = len(asked[0].full)
+    if at != 0 or len(node.inputs[0].shape) != rank or node.outputs[0].shape is None or rank < 2:
+        return None
+    rows = asked[0].along(walk.graph, rank - 1)
+    return _broadcast(walk, node, at, rows, range(rank - 2))
 
 
 _BACK: dict[str, Back] = {
@@ -281,7 +354,7 @@ _BACK: dict[str, Back] = {
     "Concat": _concat,
     "Split": _part,
     "Slice": _part,
-    "Gather": _part,
+    "Gather": _gather,
     "Transpose": _transpose,
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshape),
 }  # fmt: skip

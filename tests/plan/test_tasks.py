@@ -15,7 +15,7 @@ from gapa_onnx.plan.head import Task
 from gapa_onnx.plan.tasks import find_heads
 from gapa_onnx.variance.propagation import propagate
 
-CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION, TOKENS, NONE = Task
+CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION, TOKENS, _, NONE = Task
 
 
 def model(body, result="float[n, 5] y", signature="float[n, 4] x", opset=17, **shapes):

@@ -176,8 +176,9 @@ def _answers(
         if detector.logits is None and detector.squashed:
             mean, var = _logits(graph, detector.link, mean, var)
         box_var = chosen.of(detector.boxes, variances[detector.boxes.tensor])
-        shape, width = graph.shape(var), graph.ints(-1, classes.count or 0)
-        leading = graph.slice(shape, 0, 0, 2 if chosen.by_rank else 1)
+        shape, last = graph.shape(var), 2 if chosen.by_rank else 1
+        leading = graph.slice(shape, 0, 0, last)
+        width = graph.emit("Concat", graph.ints(-1), graph.slice(shape, 0, last, None), axis=0)
         output_row, mean_row, var_row = (graph.emit("Reshape", v, width) for v in (output, mean, var))
     # A candidate is a row: no loop over points is needed, as it would be for positions of a map.
     flat = replace(
@@ -188,18 +189,30 @@ def _answers(
     )
     with graph.scope(f"{prefix}/detection"):
         whole = {
-            role: graph.emit("Reshape", value, leading) for role, value in found.items() if role != "probs"
+            role: graph.emit("Reshape", value, shape if role == "probs" else leading)
+            for role, value in found.items()
         }
-        whole["probs"] = graph.emit("Reshape", found["probs"], shape)
         spread = graph.emit("Reshape", spread, leading)
         if detector.objectness is not None:
-            slab = replace(classes, start=detector.objectness, count=1)
-            p, v = (chosen.of(slab, t) for t in (_read(graph, source, slab.tensor), variances[slab.tensor]))
-            logit, v = _logits(graph, "sigmoid", p, v) if detector.squashed else (p, v)
-            bridged = (logit / (1 + math.pi / 8 * v).sqrt()).sigmoid()
-            whole["objectness"] = graph.squeeze(bridged, [-1])
+            whole["objectness"] = _objectness(graph, source, detector, variances, chosen)
     roles = {role: whole[role] for role in ("probs", *PER_CANDIDATE) if role in whole}
     return {"class_var": var, "box_var": box_var, **roles}, spread
+
+
+def _objectness(
+    graph: VarianceGraph,
+    source: SourceModel,
+    detector: Detector,
+    variances: Mapping[str, Value],
+    chosen: Chosen,
+) -> Value:
+    """The probability of an object, with the bridge."""
+    assert detector.objectness is not None
+    slab = replace(detector.classes, start=detector.objectness, count=1)
+    mean, var = chosen.of(slab, _read(graph, source, slab.tensor)), chosen.of(slab, variances[slab.tensor])
+    if detector.squashed:
+        mean, var = _logits(graph, "sigmoid", mean, var)
+    return graph.squeeze((mean / (1 + math.pi / 8 * var).sqrt()).sigmoid(), [-1])
 
 
 def _logits(graph: VarianceGraph, link: str, p: Value, var: Value) -> tuple[Value, Value]:
