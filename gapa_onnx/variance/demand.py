@@ -79,18 +79,6 @@ class _Walk:
             for name in names_read(node):
                 self.found[name] = None
             return
-<<<<<<< HEAD
-        back = _BACK.get(node.op) if node.domain in (None, "", "ai.onnx") else None
-        partly = [needed for needed in asked if needed is not None]
-        understood = back is not None and len(partly) == len(asked)
-        for at, operand in enumerate(node.inputs):
-            if self.may_be_uncertain(operand):
-                known = understood and operand.shape is not None
-                self.note(operand.name, back(self, node, at, partly) if back and known else None)
-
-    def may_be_uncertain(self, tensor: gs.Tensor) -> bool:
-        return bool(tensor.name) and tensor.name not in self.source.constants and is_float(tensor.dtype)
-=======
         for at, operand in enumerate(node.inputs):
             if operand.name and operand.name not in self.source.constants and is_float(operand.dtype):
                 self.note(operand.name, self.back(node, at, asked))
@@ -102,7 +90,6 @@ class _Walk:
         if rule is None or len(known) < len(asked) or node.inputs[at].shape is None:
             return None
         return rule(self, node, at, known)
->>>>>>> dettests
 
     def note(self, name: str, needed: Needed) -> None:
         if name in self.found:
