@@ -41,6 +41,7 @@ class Predictions:
         self.rows = 0
         self.spread = {name: _Spread() for name, head in self.heads.items() if "var" in head["outputs"]}
         self.flags = {name: _Flags() for name, head in self.heads.items() if "ood" in head["outputs"]}
+        self.images = {name: _Flags() for name, head in self.heads.items() if "image_ood" in head["outputs"]}
         self._pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.names}
 
     def add(self, rows: int, answers: Sequence[np.ndarray]) -> None:
@@ -56,6 +57,8 @@ class Predictions:
             spread.add(by_name[self.heads[name]["outputs"]["var"]])
         for name, flags in self.flags.items():
             flags.add(by_name[self.heads[name]["outputs"]["ood"]])
+        for name, flags in self.images.items():
+            flags.add(by_name[self.heads[name]["outputs"]["image_ood"]])
         self.rows += rows
 
     def _leave_out(self, name: str) -> None:
@@ -63,7 +66,12 @@ class Predictions:
         self.left_out.append(name)
         self.names.remove(name)
         del self._pieces[name]
-        for output in [one for one, head in self.heads.items() if name in (one, *head["outputs"].values())]:
+        concerned = [one for one, head in self.heads.items() if name in (one, *head["outputs"].values())]
+        for output in concerned:
+            if (
+                "detection" in self.heads[output]
+            ):  # what it selects from all images is not by row, its candidates are
+                continue
             for held in (self.heads, self.spread, self.flags):
                 held.pop(output, None)
         if not self.names:
@@ -127,6 +135,13 @@ def show(predictions: Predictions) -> None:
     """The first rows, what each output says about them, and a line about all rows."""
     arrays = predictions.arrays()
     beside = {name for head in predictions.heads.values() for name in head["outputs"].values()}
+    beside |= {
+        head["detection"][part]
+        for output, head in predictions.heads.items()
+        if "detection" in head
+        for part in ("boxes", "classes")
+        if head["detection"][part] != output
+    }
     means = [name for name in predictions.names if name not in beside]
     means += [name for name in predictions.heads if name not in predictions.names]  # lists of maps
     out = console()
@@ -154,10 +169,14 @@ def show(predictions: Predictions) -> None:
 def _say_about_all(predictions: Predictions) -> None:
     """How uncertain and how strange all rows are."""
     out = console()
-    out.print(f"{predictions.rows} rows" + ("" if predictions.spread else "; no output has a variance"))
+    known = predictions.spread or predictions.images
+    out.print(f"{predictions.rows} rows" + ("" if known else "; no output has a variance"))
     for name in predictions.heads:
-        said = [held[name] for held in (predictions.spread, predictions.flags) if name in held]
-        out.print(f"{name}: {'; '.join(map(str, said))}", soft_wrap=True)
+        said = [str(held[name]) for held in (predictions.spread, predictions.flags) if name in held]
+        if name in predictions.images:
+            said[-1] += " among candidates"
+            said.append(f"{predictions.images[name]} among images")
+        out.print(f"{name}: {'; '.join(said)}", soft_wrap=True)
 
 
 def _columns(
@@ -165,6 +184,8 @@ def _columns(
 ) -> tuple[list[Column], int]:
     """Labelled columns of cells for one output, and how many of its elements do not fit."""
     roles, link = (head["outputs"], head["link"]) if head else ({}, None)
+    if head is not None and "detection" in head:
+        return _best_candidate(arrays, head), 0
     if name not in arrays:  # a list of maps, beside which there is a score
         return _scores(roles, arrays), 0
     mean, labels = arrays[name], _labels(name, arrays[name])
@@ -178,6 +199,31 @@ def _columns(
         var = roles.get("total_var", roles.get("var"))  # with the noise, where it is known
         columns = _error_bars(labels[:most], mean, None if var is None else arrays[var])
     return columns + _scores(roles, arrays), left
+
+
+def _best_candidate(arrays: Arrays, head: Mapping[str, Any]) -> list[Column]:
+    """The most confident candidate of each image, and how strange it and the image are."""
+    roles, where = head["outputs"], head["detection"]
+    probs = arrays[roles["probs"]][:, 0]  # (rows, classes)
+    if where["background"] is not None:
+        probs = np.array(probs)
+        probs[:, where["background"]] = -1.0  # no object is no class
+    best = probs.argmax(axis=1)
+    columns: list[Column] = [
+        ("best candidate", [f"class {i}" for i in best]),
+        ("probability", [f"{p:.3f}" for p in probs.max(axis=1)]),
+    ]
+    if where["boxes"] in arrays:
+        by_candidate = np.moveaxis(arrays[where["boxes"]], where["box_axis"], -1)
+        first = arrays[roles["candidates"]][:, 0]
+        boxes = by_candidate[np.arange(len(first)), first, where["box_start"] : where["box_start"] + 4]
+        stds = arrays[roles["box_var"]][:, 0] ** 0.5
+        cells = [", ".join(f"{x:.4g} ± {s:.2g}" for x, s in zip(box, std)) for box, std in zip(boxes, stds)]
+        columns.append(("its box", cells))
+    columns.append(("its score", [f"{value:.4g}" for value in arrays[roles["score"]][:, 0]]))
+    for label, role in (("image score", "image_score"), ("image ood", "image_ood")):
+        columns.append((label, [_cell(value, None) for value in arrays[roles[role]]]))
+    return columns
 
 
 def _scores(roles: Mapping[str, str], arrays: Arrays) -> list[Column]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from gapa_onnx.cli.added import added, threshold_line
 from gapa_onnx.cli.console import console
 from gapa_onnx.cli.flags import as_flags
 from gapa_onnx.cli.layout import gap, image_text, legend, lines, number, shape_text, size_text, some, table
@@ -36,7 +37,7 @@ def conversion(answer: Mapping[str, Any], source: str, data: str, calib: str) ->
     _fits(record["sites"])
     _heads(record["heads"])
     gap()
-    lines(*_added(record["heads"]), *_certain(answer["certain_outputs"]), *_uncovered(record))
+    lines(*added(record["heads"]), *_certain(answer["certain_outputs"]), *_uncovered(record))
     gap()
     checks(answer["checks"])
     if answer["output"]:
@@ -140,7 +141,7 @@ def converted(answer: Mapping[str, Any]) -> None:
     _refused(record["cuts"], "cuts: what leaves these nodes counts as certain")
     _heads(record["heads"])
     gap()
-    lines(*_added(record["heads"]), *_uncovered(record))
+    lines(*added(record["heads"]), *_uncovered(record))
 
 
 def threshold(entry: Threshold, levels: Sequence[str], written: str | None) -> None:
@@ -324,40 +325,6 @@ def _heads(heads: Mapping[str, Mapping[str, Any]]) -> None:
     """What each output was taken for, and why."""
     rows = [(name, head["task"], as_flags(head["reason"])) for name, head in heads.items()]
     table("outputs: what each is taken for, which --task changes", ("Output", "Task", "Why"), rows)
-
-
-def _added(heads: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    found = []
-    for name, head in heads.items():
-        roles = head["outputs"]
-        found += [("adds", f"{roles[r]}, {text.format(name)}") for r, text in _ROLES.items() if r in roles]
-        found += [("threshold", threshold_line(head["score"]))] if "score" in head else []
-        if "noise" in head:
-            noise = head["noise"]
-            found.append(
-                ("noise", f"{noise['nll']:.4g} nats per row, {noise['constant_nll']:.4g} if it were constant")
-            )
-    return found
-
-
-_ROLES = {
-    "var": "the variance of {}",
-    "cov": "the covariance of the elements of {}",
-    "probs": "probabilities that allow for the variance",
-    "tokens": "the tokens that they are of",
-    "entropy": "how uncertain the class is, in nats: the sum of the next two",
-    "aleatoric": "because the classes overlap",
-    "epistemic": "because the model has not seen such inputs",
-    "score": "how strange the input is",
-    "ood": "true where that is not below the threshold",
-    "aleatoric_var": "the variance of the noise around {}",
-    "total_var": "both variances together",
-}
-
-
-def threshold_line(score: Mapping[str, Any]) -> str:
-    level = "given by hand" if score["quantile"] is None else f"quantile {score['quantile']:g}"
-    return f"{score['threshold']:.4g}: {level} of {score['rows']} {score['source']}"
 
 
 def _certain(outputs: Iterable[str]) -> list[tuple[str, str]]:

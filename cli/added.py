@@ -1,0 +1,48 @@
+"""What stands beside an output in a converted file, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def added(heads: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What a conversion adds to each output, and where the lines of its scores are."""
+    found = []
+    for name, head in heads.items():
+        roles = head["outputs"]
+        found += [("adds", f"{roles[r]}, {text.format(name)}") for r, text in _ROLES.items() if r in roles]
+        for role, whose in (("score", ""), ("image_score", ", for images")):
+            found += [("threshold", threshold_line(head[role]) + whose)] if role in head else []
+        if "noise" in head:
+            noise = head["noise"]
+            found.append(
+                ("noise", f"{noise['nll']:.4g} nats per row, {noise['constant_nll']:.4g} if it were constant")
+            )
+    return found
+
+
+_ROLES = {
+    "var": "the variance of {}",
+    "cov": "the covariance of the elements of {}",
+    "probs": "probabilities that allow for the variance",
+    "tokens": "the tokens that they are of",
+    "entropy": "how uncertain the class is, in nats: the sum of the next two",
+    "aleatoric": "because the classes overlap",
+    "epistemic": "because the model has not seen such inputs",
+    "score": "how strange the input is",
+    "ood": "true where that is not below the threshold",
+    "candidates": "places of the most confident candidates, whose answers the others are",
+    "class_var": "the variance of the class logits",
+    "box_var": "the variance of the four box numbers, in their own units",
+    "objectness": "the probability of an object that allows for the variance",
+    "image_score": "how strange the image is: the mean over its candidates",
+    "image_ood": "true where that is not below its threshold",
+    "aleatoric_var": "the variance of the noise around {}",
+    "total_var": "both variances together",
+}
+
+
+def threshold_line(score: Mapping[str, Any]) -> str:
+    level = "given by hand" if score["quantile"] is None else f"quantile {score['quantile']:g}"
+    return f"{score['threshold']:.4g}: {level} of {score['rows']} {score['source']}"
