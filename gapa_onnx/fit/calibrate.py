@@ -96,6 +96,20 @@ class SiteFit:
             )
         return shares
 
+    def leave_sample_out(self, queries: Array) -> Array:
+        """s for all queries (q, d) of one sample, as if none of them had been among the data -> (q,).
+
+        Neighbouring places of an image look alike: with the others still there, a place would seem known.
+        """
+        if not len(queries):
+            return np.empty(0)
+        points = self.index.points
+        owners = self._search.candidates(queries, 1)[:, 0]
+        others = statistics.points_without(points, self.sizes, queries, owners)
+        return statistics.leave_one_out_share(
+            queries, others, self.k, self.length_scale, self.jitter, None, self.index.groups
+        )
+
     @cached_property
     def _search(self) -> statistics.NearestSearch:
         return statistics.NearestSearch(self.index.points)

@@ -21,6 +21,7 @@ QUANTILES = tuple(round(q / 1000, 3) for q in (*range(10, 990, 10), *range(990, 
 
 _EPS = float(np.finfo(np.float32).eps)
 _BLOCK_VALUES = 1 << 20  # float64 values per working block: 8 MB
+_FAR = 1e4  # times the largest number of a point: no kernel reaches so far
 _SPARE_CANDIDATES = 8  # beyond k + 1, so that float32 rounding in the search cannot cost a neighbour
 
 
@@ -369,6 +370,28 @@ def _without_itself(
         present[at] = True
     order = np.lexsort((candidates, np.where(present, distances, np.inf)), axis=1)
     return offsets, present, order
+
+
+def points_without(points: Array, sizes: Array | None, rows: Array, owners: Array) -> Array:
+    """The inducing points (M, d) as if rows (q, d) of one sample had not been among the data.
+
+    A point that is the mean of n rows, m of which are among these (`owners` (q,), the nearest point of each), moves to
+    the mean of the others; where none are left, or a point is one of the rows itself, it goes where nothing is near.
+    """
+    moved = points.astype(np.float64)
+    counts = np.bincount(owners, minlength=len(points))
+    held = np.ones(len(points)) if sizes is None else np.maximum(sizes, 1)
+    sums = np.zeros_like(moved)
+    np.add.at(sums, owners, rows)
+    touched = np.flatnonzero(counts)
+    if sizes is None:
+        nearest = np.linalg.norm(points[owners] - rows, axis=1) <= 4 * _EPS * np.linalg.norm(rows, axis=1)
+        touched = np.unique(owners[nearest])
+    left = held[touched] - counts[touched]
+    some = touched[left > 0]
+    moved[some] = (held[some, None] * moved[some] - sums[some]) / (held[some] - counts[some])[:, None]
+    moved[touched[left <= 0]] = np.abs(points).max(initial=1.0) * _FAR
+    return moved.astype(np.float32)
 
 
 def quantile_table(values: Array) -> dict[str, float]:

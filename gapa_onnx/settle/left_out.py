@@ -109,7 +109,8 @@ def leave_out(
     wanted = choose(calibration, purposes, known, seed)
     sample, done, total = LeftOutSample(), 0, int(np.count_nonzero(wanted))
     fed = replace(calibration.fed, data=data)
-    for positions, inputs, of in chosen_rows(fed, fed.batch_rows, wanted):
+    by_sample = any(fit.site.chosen for fit in calibration.fits)
+    for positions, inputs, of in chosen_rows(fed, 1 if by_sample else fed.batch_rows, wanted):
         queries = calibration.reader.queries(inputs)
         by_site = {fit.site.output: fit.as_compared(rows) for fit, rows in zip(calibration.fits, queries)}
         shares = {fit.site.output: left_out_share(fit, by_site[fit.site.output]) for fit in calibration.fits}
@@ -201,6 +202,8 @@ class _Group:
 
 
 def left_out_share(fit: SiteFit, queries: Array) -> Array:
-    """Leave-one-out shares in the shape of the operator's answer: (…, d) -> (…, 1)."""
+    """Shares of left-out rows in the shape of the operator's answer: (…, d) -> (…, 1). The candidates of an image, which is
+    then a batch, are left out together."""
     rows = queries.reshape(-1, queries.shape[-1])
-    return fit.leave_one_out(rows).astype(np.float32).reshape(*queries.shape[:-1], 1)
+    shares = fit.leave_sample_out(rows) if fit.site.chosen else fit.leave_one_out(rows)
+    return shares.astype(np.float32).reshape(*queries.shape[:-1], 1)
