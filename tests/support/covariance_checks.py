@@ -264,6 +264,7 @@ CASES = [
     case("MatMul", "z = MatMul(W, x)", (3, 2), W=(4, 3)),
     case("MatMul", "t = Transpose<perm=[0, 2, 1]>(x) s = Tanh(t) z = MatMul(s, x)", (3, 2)),
     case("MatMul", "z = MatMul(x, W)", (1, 3, 4), W=(2, 4, 3)),
+    case("MatMul", "y = MatMul(x, c)", (3, 4), c=(4,)),
     case("BatchNormalization", "y = BatchNormalization(x, c, c, c, p)", c=(4,), p=(4,)),
     case("BatchNormalization", "z = BatchNormalization(x, c, c, c, p)", (4, 2, 1), c=(4,), p=(4,)),
     # windows

@@ -41,6 +41,8 @@ def gemm(node: TailNode, g: Value) -> Cotangents:
 def matmul(node: TailNode, g: Value) -> Cotangents:
     """y = A B: G Bᵀ for A, Aᵀ G for B"""
     a, b = node.inputs
+    if b.rank == 1 < a.rank and b.certain:
+        return node.graph.unsqueeze(g, [a.rank]) * b.mean
     if min(a.rank, b.rank) < 2:
         raise node.refuse("one of its factors is a vector")
     rank, stacked = node.output.rank, range(1, node.output.rank - 2)

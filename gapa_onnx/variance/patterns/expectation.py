@@ -12,9 +12,9 @@ from typing import Any
 import onnx_graphsurgeon as gs
 
 from gapa_onnx.variance.patterns.composite import PATTERN_DOMAIN, Output, Spelled, pattern
-from gapa_onnx.variance.patterns.formula import STEPS, is_constant, made_by, through
+from gapa_onnx.variance.patterns.formula import STEPS, is_constant, made_by
 from gapa_onnx.variance.patterns.reductions import reduced
-from gapa_onnx.variance.patterns.softmax import softmax
+from gapa_onnx.variance.patterns.softmax import softmax_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +49,10 @@ def distribution(tensor: gs.Tensor, opset: int) -> Distribution | None:
         inner = list(node.attrs["perm"])
         perm = inner if perm is None else [inner[place] for place in perm]
         tensor = node.inputs[0]
-    node = made_by(tensor, "Softmax")
-    if node is not None:
-        x, axis = node.inputs[0], node.attrs.get("axis", 1 if opset < 13 else -1)
-    else:
-        found = softmax(Output(through(tensor), opset)) if made_by(tensor, "Mul", "Div") else None
-        if not isinstance(found, Spelled) or found.inputs[0] is None:
-            return None
-        x, axis = found.inputs[0], found.attrs["axis"]
+    made = softmax_of(tensor, opset)
+    if made is None:
+        return None
+    x, axis = made
     rank = len(perm) if perm is not None else None if x.shape is None else len(x.shape)
     last = axis == -1 or rank is not None and axis == rank - 1
     # Before opset 13 all axes from the given one on are one distribution.
@@ -102,16 +98,18 @@ def summed(y: Output) -> Spelled | None:
     """Σ p w, with a constant w that does not broadcast the distribution to more elements."""
     total = reduced(y.tensor)
     node = made_by(total.x, "Mul") if total is not None and len(total.axes) == 1 else None
-    if total is None or node is None:
+    if total is None or node is None or sum(map(is_constant, node.inputs)) != 1:
         return None
-    weights = next((tensor for tensor in node.inputs if is_constant(tensor)), None)
-    others = [tensor for tensor in node.inputs if tensor is not weights]
-    found = distribution(others[0], y.opset) if weights is not None and len(others) == 1 else None
-    if weights is None or found is None or not found.lies_along(total.axes[0]):
+    p, weights = sorted(node.inputs, key=is_constant)
+    found = distribution(p, y.opset)
+    if found is None or not found.lies_along(total.axes[0]) or not _same_shape(p, node.outputs[0]):
         return None
-    spread = others[0].shape is None or list(others[0].shape) != list(node.outputs[0].shape or [])
-    kept = y.node.attrs.get("keepdims", 1)
-    return None if spread else found.spelled("SoftmaxExpectation", weights, keepdims=kept)
+    return found.spelled("SoftmaxExpectation", weights, keepdims=y.node.attrs.get("keepdims", 1))
+
+
+def _same_shape(a: gs.Tensor, b: gs.Tensor) -> bool:
+    """True only where both shapes are known."""
+    return a.shape is not None and b.shape is not None and list(a.shape) == list(b.shape)
 
 
 @pattern("Einsum")

@@ -133,18 +133,24 @@ def attention_values(y: Output) -> Spelled | None:
     return Spelled("AttentionValues", [weights, values], domain=PATTERN_DOMAIN, keeps_shape=False)
 
 
+def softmax_of(tensor: gs.Tensor, opset: int) -> tuple[gs.Tensor, int] | None:
+    """x and the axis as it is written where a tensor is the softmax of x, also one that is spelled out."""
+    node = made_by(tensor, "Softmax")
+    if node is not None:
+        return node.inputs[0], node.attrs.get("axis", 1 if opset < 13 else -1)
+    found = softmax(Output(through(tensor), opset)) if made_by(tensor, "Mul", "Div") else None
+    if not isinstance(found, Spelled) or found.inputs[0] is None:
+        return None
+    return found.inputs[0], found.attrs["axis"]
+
+
 def _softmax_input(weights: gs.Tensor, opset: int) -> gs.Tensor | None:
     """x where the weights are a softmax of x over its last axis."""
-    node = made_by(weights, "Softmax")
-    if node is None:
-        found = softmax(Output(weights, opset)) if made_by(weights, "Mul", "Div") else None
-        x, axis = (found.inputs[0], found.attrs["axis"]) if isinstance(found, Spelled) else (None, 0)
-    else:
-        x, axis = node.inputs[0], node.attrs.get("axis", 1 if opset < 13 else -1)
-    if x is None:
+    found = softmax_of(weights, opset)
+    if found is None:
         return None
-    last = axis == -1 or x.shape is not None and axis == len(x.shape) - 1
-    return x if last else None
+    x, axis = found
+    return x if axis == -1 or x.shape is not None and axis == len(x.shape) - 1 else None
 
 
 def _products_in(scores: gs.Tensor) -> Iterator[gs.Node]:
