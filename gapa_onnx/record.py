@@ -282,7 +282,7 @@ def require_outputs(
             raise damaged(f"heads.{output}.outputs.{missing[0]} is missing")
         named = {f"heads.{output}": output}
         named |= {f"heads.{output}.outputs.{role}": name for role, name in head.outputs.items()}
-        if head.detection is not None:
+        if head.detection is not None and "selected_score" not in head.outputs:
             named[f"heads.{output}.detection.boxes"] = head.detection.boxes
             named[f"heads.{output}.detection.classes"] = head.detection.classes
         for place, name in named.items():
