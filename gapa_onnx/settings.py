@@ -17,7 +17,7 @@ from gapa_onnx.errors import UserError
 
 LEAST_POINTS = 20  # for each neighbour, where `m` is auto
 MOST_POINTS = {"one": 50, "many": 40}  # for each neighbour, where a row of the data asks one query or many
-CHOSEN_POINTS = 10  # the same at a detector's candidates, of which there are hundreds at several scales
+CHOSEN_POINTS = 8  # the same at a detector's candidates, of which there are hundreds at several scales
 POINT_NUMBERS = {"one": 500_000, "many": 350_000}  # that they are together, between these
 MOST_KEPT = 48 << 20  # bytes of prepared neighbourhoods, of which the native library keeps no more
 CACHED_INDEXES = ("auto", "flat", "ivf")  # that find one nearest point

@@ -59,11 +59,13 @@ def demand(
 
 def select(graph: VarianceGraph, site: Site, tensor: Value, needed: Demand) -> Selection:
     """The positions of a site that are needed, by their indices."""
-    by_position = needed.along(graph, site.axis).mask
-    shape = graph.shape(tensor)
-    sizes = graph.emit("Gather", shape, graph.ints(*site.others), axis=0)
-    with_feature = graph.squeeze(by_position, [site.axis])
-    found = graph.emit("NonZero", graph.emit("Expand", with_feature, sizes), dtype=np.int64)
+    by_position = graph.squeeze(needed.along(graph, site.axis).mask, [site.axis])
+    if all(needed.full[axis] for axis in site.others):
+        sizes = graph.shape(by_position)  # which sites with the same needs share
+    else:
+        sizes = graph.emit("Gather", graph.shape(tensor), graph.ints(*site.others), axis=0)
+        by_position = graph.emit("Expand", by_position, sizes)
+    found = graph.emit("NonZero", by_position, dtype=np.int64)
     return Selection(graph.emit("Transpose", found, perm=[1, 0]), sizes)
 
 

@@ -30,7 +30,7 @@ from gapa_onnx.variance.graph import Value, VarianceGraph
 FAINTEST, SUREST = 1e-12, 1 - 2.0**-20
 
 #: Labels that the entropies of a candidate are over: the others are out of the question, and cost as much.
-LEADING = 4
+LEADING = 3
 
 #: Roles that are one number per candidate, or per row that NonMaxSuppression selects.
 PER_CANDIDATE = ("entropy", "aleatoric", "epistemic", "score", "objectness")
