@@ -30,6 +30,7 @@ BOUNDS: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
     "mask": (("auto", "none", "~padding"), ("", " ", None)),
     "seed": ((0, 7, 2**40), (-1, 0.5, "x")),
     "task": (("auto", "y=regression,z=none"), ("", " ", None)),
+    "candidates": ((1, 300, "all", "12"), (0, -1, "most", None, 1.5)),
     "ood_quantile": ((0.001, 0.95), (0, 1, -0.1, NAN, "half")),
     "score": (("variance", "epistemic"), ("entropy", "")),
     "bridge": (("shared", "per-class"), ("per_class", "")),
@@ -44,7 +45,7 @@ BOUNDS: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
     "solver": (("auto", "exact", "cached"), ("lazy", "")),
     "length_scale": (("site", "input", 0.5, "0.5"), (0, -1, "wide", NAN, INFINITE)),
     "scale": (("loo", "none", 2, "2"), (0, -1, "all", NAN, INFINITE)),
-    "metric": (("euclidean", "whitened"), ("cosine", "")),
+    "metric": (("auto", "euclidean", "whitened", "direction"), ("cosine", "")),
     "jitter": ((1e-9, 0.5), (0, 1, -1e-6, NAN, "little")),
 }
 ACCEPTED = [(name, value) for name, (taken, _) in BOUNDS.items() for value in taken]
