@@ -134,16 +134,7 @@ class _Flags:
 def show(predictions: Predictions) -> None:
     """The first rows, what each output says about them, and a line about all rows."""
     arrays = predictions.arrays()
-    beside = {name for head in predictions.heads.values() for name in head["outputs"].values()}
-    beside |= {
-        head["detection"][part]
-        for output, head in predictions.heads.items()
-        if "detection" in head
-        for part in ("boxes", "classes")
-        if head["detection"][part] != output
-    }
-    means = [name for name in predictions.names if name not in beside]
-    means += [name for name in predictions.heads if name not in predictions.names]  # lists of maps
+    means = _means(predictions)
     out = console()
     most = min(MOST_COLUMNS, max(1, out.width // CELL_WIDTH // max(1, len(means))))
     table = new_table()
@@ -164,6 +155,16 @@ def show(predictions: Predictions) -> None:
     for line in hidden:
         out.print(line, soft_wrap=True)
     _say_about_all(predictions)
+
+
+def _means(predictions: Predictions) -> list[str]:
+    """The outputs that have columns: neither what stands beside them, nor what a detector's candidates speak for."""
+    beside = {name for head in predictions.heads.values() for name in head["outputs"].values()}
+    for output, head in predictions.heads.items():
+        where = head.get("detection", {})
+        beside |= {where[part] for part in ("boxes", "classes") if where and where[part] != output}
+    means = [name for name in predictions.names if name not in beside]
+    return means + [name for name in predictions.heads if name not in predictions.names]  # lists of maps
 
 
 def _say_about_all(predictions: Predictions) -> None:

@@ -66,7 +66,7 @@ class Site:
     def whitened(self) -> Site:
         moments = statistics.Moments(self.rows.shape[1], covariance=True)
         moments.add(self.rows)
-        centre, turn = moments.mean.astype(np.float32), statistics.whitening(moments.mean, moments.covariance)
+        centre, turn = moments.mean.astype(np.float32), geometry.whitening(moments.mean, moments.covariance)
         parts = ("rows", "known", "strange", "left_out")
         return replace(self, **{part: (getattr(self, part) - centre) @ turn for part in parts})
 

@@ -24,7 +24,7 @@ import numpy as np
 from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
-from gapa_onnx.fit import inducing, statistics
+from gapa_onnx.fit import geometry, inducing, statistics
 from gapa_onnx.fit.collect import HELD_OUT_ROWS, Collected, Collector, InputSample, QueryReader, collect
 from gapa_onnx.op.approximation import rounding_error, share_error
 from gapa_onnx.op.index import Index, build_index
@@ -76,7 +76,7 @@ class SiteFit:
     def as_compared(self, queries: Array) -> Array:
         """Queries (…, d) as they are compared with the inducing points: their directions, whitened, or standardised."""
         if self.metric == "direction":
-            return statistics.directions(queries)
+            return geometry.directions(queries)
         return queries if self.whitening is None else _whitened(queries, self.whitening)
 
     def leave_one_out(self, queries: Array) -> Array:
@@ -162,13 +162,13 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
     rows = collector.rows(settings)  # (n, d)
     metric, whitening = settings.metric_at(site.chosen), None
     if metric == "direction":
-        rows = statistics.directions(rows)
+        rows = geometry.directions(rows)
     elif metric == "whitened":
         moments = collector.moments
-        whitening = (moments.mean.astype(np.float32), statistics.whitening(moments.mean, moments.covariance))
+        whitening = (moments.mean.astype(np.float32), geometry.whitening(moments.mean, moments.covariance))
     elif site.standardised:
         metric = "standardised"
-        whitening = statistics.standardising(collector.moments.mean, collector.moments.std)
+        whitening = geometry.standardising(collector.moments.mean, collector.moments.std)
     if whitening is not None:
         rows = _whitened(rows, whitening)
     length_scale = _length_scale(site, rows, settings, collected.inputs)
