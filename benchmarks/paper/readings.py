@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from backbones import CACHE, as_onnx, classifier, images, train_classifier  # noqa: E402
 from lines import say  # noqa: E402
 
-from gapa_onnx.fit import inducing, statistics
+from gapa_onnx.fit import geometry, inducing, statistics
 from gapa_onnx.measure.evaluation import metrics
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
 from gapa_onnx.op.neighbourhoods import choose, neighbourhoods

@@ -28,7 +28,7 @@ from gapa_onnx.variance.expansion import schema_with_body
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import Propagation, RefusedNode, propagate, refusal_table
 from gapa_onnx.variance.rules import Deterministic, Options, Rule, behaviour, is_declared
-from gapa_onnx.variance.sites import Site
+from gapa_onnx.variance.sites import Layout, Site
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,8 @@ def _why_none(
         return None
     if sites[-1].joined:
         return "no single tensor holds all that is fed"
+    if sites[-1].layout is Layout.FLAT and (sites[-1].rank or 0) < 2:
+        return f"it is not known which axis of {sites[-1].query!r} is that of the rows"
     if rehearsal.refused and not settings.cut:
         rehearsal = _rehearse(source, sites, Options(attention=settings.attention), cut=True)
     return stopped(source, sites[-1], rehearsal, half_way=not sites[-1].standardised)

@@ -51,13 +51,14 @@ def feature_site(network: Network) -> Site | None:
 
 def _joined(parts: Sequence[gs.Tensor]) -> Site:
     names = [tensor.name for tensor in parts]
+    alone = parts[0].shape if len(parts) == 1 else None
     return Site(
         name=", ".join(names),
         query=names[0],
         output=names[0],
         activation=None,
         layout=Layout.FLAT,
-        rank=None,
+        rank=None if alone is None else len(alone),
         joined=tuple(names[1:]),
         standardised=True,
     )
