@@ -15,6 +15,7 @@ the same in every row needs none: neither is uncovered.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -222,7 +223,8 @@ class _Rows:
                 raise ValueError(f"{name} is no array of numbers")
             first = _rows_first(array, self.axis)
             moved = np.moveaxis(first, [1 + i for i in self.uneven], range(1, 1 + len(self.uneven)))
-            parts.append(moved.reshape(-1, *moved.shape[1 + len(self.uneven) :]))
+            inner = 1 + len(self.uneven)
+            parts.append(moved.reshape(math.prod(moved.shape[:inner]), *moved.shape[inner:]))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,7 +22,10 @@ class ScoreSample:
 
     def add(self, scores: Array) -> None:
         """Take in scores (rows, …)."""
-        flat = scores.reshape(len(scores), -1) if scores.ndim else scores.reshape(1, 1)
+        # There may be no row at all: of what NonMaxSuppression selects, where it finds nothing.
+        flat = (
+            scores.reshape(len(scores), math.prod(scores.shape[1:])) if scores.ndim else scores.reshape(1, 1)
+        )
         if flat.shape[1] > VALUES_PER_ROW:
             flat = flat[:, self._generator.choice(flat.shape[1], VALUES_PER_ROW, replace=False)]
         self._kept.append(flat[np.isfinite(flat)].astype(np.float64))

@@ -2,7 +2,8 @@
 
 Every builder takes the number of `classes`, of `scales` of the map, the `size` of an image's sides (None: symbolic),
 the `width` of the hidden maps, the `batch` (a number, or the name of a symbol) and a `seed`. Scale i has size / 2^(i + 2)
-squared positions, A candidates in all. The last hidden maps are called `box_i`, `cls_i` or `head_i`.
+squared positions, A candidates in all. The last hidden maps are called `box_i`, `cls_i` or `head_i`, what
+the last layers make of them `boxes_i`, `classes_i`, `objects_i` or `numbers_i`.
 """
 
 from __future__ import annotations
@@ -224,7 +225,8 @@ def yolov5_like(
     g = _Graph(seed)
     rows, parts = 5 + classes, []
     for i, x in _pyramid(g, scales, width):
-        made = g.conv(g.silu(g.conv(x, width, width, 3), name=f"head_{i}"), width, anchors * rows)
+        head = g.silu(g.conv(x, width, width, 3), name=f"head_{i}")
+        made = g.conv(head, width, anchors * rows, name=f"numbers_{i}")
         side = None if size is None else size >> (i + 2)
         sides = ((made, 2), (made, 3)) if side is None else (side, side)
         by_anchor = g.reshape(made, 0, anchors, rows, *sides)
@@ -256,8 +258,9 @@ def yolox_like(
     for i, x in _pyramid(g, scales, width):
         box = g.silu(g.conv(x, width, width, 3), name=f"box_{i}")
         label = g.silu(g.conv(x, width, width, 3), name=f"cls_{i}")
-        sides, known = g.conv(box, width, 4), g.add("Sigmoid", g.conv(box, width, 1))
-        chances = g.add("Sigmoid", g.conv(label, width, classes))
+        sides = g.conv(box, width, 4, name=f"boxes_{i}")
+        known = g.add("Sigmoid", g.conv(box, width, 1, name=f"objects_{i}"))
+        chances = g.add("Sigmoid", g.conv(label, width, classes, name=f"classes_{i}"))
         parts.append(g.reshape(g.add("Concat", sides, known, chances, axis=1), 0, rows, -1))
     joined = g.add("Concat", *parts, axis=2)
     g.add("Transpose", joined, name="output0", perm=[0, 2, 1])
@@ -285,8 +288,8 @@ def _two_outputs(
     boxes, scores = [], []
     for i, x in _pyramid(g, scales, width):
         head = g.add("Relu", g.conv(x, width, width, 3), name=f"head_{i}")
-        boxes.append(_by_candidate(g, g.conv(head, width, 4 * anchors, 3), 4))
-        made = g.conv(head, width, width_of_scores * anchors, 3, bias=bias)
+        boxes.append(_by_candidate(g, g.conv(head, width, 4 * anchors, 3, name=f"boxes_{i}"), 4))
+        made = g.conv(head, width, width_of_scores * anchors, 3, name=f"classes_{i}", bias=bias)
         scores.append(_by_candidate(g, made, width_of_scores))
     numbers = g.add("Concat", *boxes, axis=1)
     centre, extent = (g.cut(numbers, a, b, 2) for a, b in ((0, 2), (2, 4)))
@@ -358,14 +361,14 @@ def detr_like(
         "MatMul", g.add("Softmax", g.add("MatMul", learned, keys), axis=2), g.dense(tokens, width, width)
     )
     hidden = g.add("Relu", g.dense(g.add("Add", seen, learned), width, width), name="head_0")
-    box = g.add("Relu", g.dense(hidden, width, width), name="box_0")
+    box = g.add("Relu", g.dense(hidden, width, width, name="before_box"), name="box_0")
     if joined:
         boxes = g.add("Sigmoid", g.dense(box, width, 4))
         scores = g.add("Sigmoid", g.dense(hidden, width, classes))
         g.add("Concat", boxes, scores, name="output0", axis=2)
         return g.model("detr_joined", size, batch, {"output0": [batch, queries, 4 + classes]})
     g.dense(hidden, width, classes + 1, name="logits")
-    g.add("Sigmoid", g.dense(box, width, 4), name="pred_boxes")
+    g.add("Sigmoid", g.dense(box, width, 4, name="boxes_0"), name="pred_boxes")
     outputs = {"logits": [batch, queries, classes + 1], "pred_boxes": [batch, queries, 4]}
     return g.model("detr_like", size, batch, outputs)
 
