@@ -44,6 +44,7 @@ class Collected:
     rows: int  #: batch rows read
     fed: Feeding = field(repr=False)  #: how the model takes the data
     description: str
+    opset: int  #: of the model
     reader: QueryReader = field(repr=False)  #: for rows that are looked at again
 
 
@@ -56,7 +57,7 @@ def collect(plan: Plan, data: DataSource, settings: Settings, progress: Progress
         reader, feeding(reader.session, data, TENSORS_PER_OUTPUT), collectors, inputs, progress
     )
     classes = any(head.task not in (Task.REGRESSION, Task.NONE) for head in plan.heads)
-    return Collected(collectors, inputs, classes, rows, fed, data.description, reader)
+    return Collected(collectors, inputs, classes, rows, fed, data.description, plan.source.opset, reader)
 
 
 def _stream(
