@@ -61,7 +61,9 @@ def verify(
         _sound_variances({output: head.outputs["var"] for output, head in record.heads.items()}, optimised),
         *_sound_heads(record.heads, optimised),
         coverage(source, record, batches, optimised[first:], allowed=allow_uncovered),
-        *strangers.checks(record, converted, exposed, asked, native[:first]),
+        *strangers.checks(
+            record, converted, exposed, asked, {"none": native[:first], "all": optimised[:first]}
+        ),
         *operators.checks(native[first:]),
     ]
 
