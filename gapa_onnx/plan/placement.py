@@ -14,7 +14,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.model.constants import has_subgraph
 from gapa_onnx.model.dtypes import is_quantised
 from gapa_onnx.model.load import SourceModel
-from gapa_onnx.plan.frontier import Frontier, place_at
+from gapa_onnx.plan.frontier import Frontier, comes_from, place_at
 from gapa_onnx.plan.layers import Network, is_merged_into_layer
 from gapa_onnx.plan.naming import named_site, site_at, site_at_activation, site_at_tensor
 from gapa_onnx.variance.rules import Deterministic, behaviour
@@ -57,11 +57,16 @@ def _trees(source: SourceModel) -> str:
 
 def _auto(network: Network) -> list[Site]:
     """What goes into the last linear layers of each output, at its activation if only reshaping lies between,
-    else the identity there. In front of it the first vector."""
+    else the identity there. In front of it the first vector. A state that is handed on has sites of its own only
+    where all others lie behind it."""
+    source, frontier = network.source, Frontier.of(network.source)
     sites = []
-    for place, _ in Frontier.of(network.source).places.values():
+    for place, _ in frontier.places.values():
         last = site_at(network, place)
         sites += [*_first_vector(network, last), last]
+    for state in frontier.states:
+        if not comes_from(source.tensors[state], {site.output for site in sites}):
+            sites = [*(site_at(network, place) for place in frontier.places_of(state)), *sites]
     return sites
 
 
