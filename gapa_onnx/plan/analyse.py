@@ -16,6 +16,7 @@ from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.layers import Network
 from gapa_onnx.plan.masks import find_masks, head_with_mask, with_mask
 from gapa_onnx.plan.outputs import rehearse
+from gapa_onnx.plan.pixels import said_about_pixels
 from gapa_onnx.plan.placement import find_sites
 from gapa_onnx.plan.tasks import Head, Task, find_heads
 from gapa_onnx.settings import Settings
@@ -56,7 +57,9 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
     settings = settings or Settings()
     cut, options = settings.cut, Options(attention=settings.attention)
     masks = find_masks(source, settings.mask)
-    chosen = tuple(with_mask(source, site, masks) for site in find_sites(source, settings.sites))
+    chosen = tuple(
+        with_mask(source, site, masks) for site in find_sites(source, settings.sites, settings.task)
+    )
     rehearsal = propagate(
         source,
         chosen,
@@ -76,7 +79,8 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
         certain_outputs=tuple(name for name in floats if name not in rehearsal.variances),
         refused=rehearsal.refused,
         heads=tuple(
-            head_with_mask(source, head, masks) for head in _heads(source, outputs, rehearsal, settings)
+            said_about_pixels(Network.of(source), chosen, head_with_mask(source, head, masks))
+            for head in _heads(source, outputs, rehearsal, settings)
         ),
         options=options,
     )
