@@ -56,16 +56,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=SECONDS, help="limit of a row")
     parser.add_argument("--out", type=Path, help="write rows and page into this folder instead")
     options = parser.parse_args()
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for kind, name, argument in _tasks(options):
         rows.append(_row(kind, name, argument, options))
         print(page.line(rows[-1]), flush=True)
+        if options.out:  # as they come: a run of all takes an hour
+            _write(rows, options.out / "real_models.json", options.out / "real-models.md")
     print("\n".join(page.totals(rows)))
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        _write(rows, options.out / "real_models.json", options.out / "real-models.md")
-    elif not (options.quick or options.only or len(options.kinds) < len(KINDS)):
+        return _fault(rows)
+    if not (options.quick or options.only or len(options.kinds) < len(KINDS)):
         _write(rows, RESULT, HERE.parent / "docs" / "real-models.md")
+    return _fault(rows)
+
+
+def _fault(rows: list[Row]) -> int:
     return int(any(row["state"] in page.FAULTS for row in rows))
 
 

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 from real_models_kinds import MAKERS, STRANGE, Spec
 
-MOST_ELEMENTS = 2_000_000  #: in a batch of ours
+MOST_ELEMENTS = 600_000  #: in a batch of ours
 STATES = ("h", "c", "state")  #: of a recurrent network, rows on the second axis
 Batch = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 from page import table
 
 Row = dict[str, Any]
-FAULTS = ("TRACEBACK", "uncovered, NOT SAID", "NOT BIT-EQUAL")
+FAULTS = ("TRACEBACK", "uncovered, NOT SAID", "NOT BIT-EQUAL", "CHECK FAILED")
 LEFT_OUT = ("not to be had", "does not run")
 TITLES = {
     "example": "The examples of models/",
@@ -27,7 +27,7 @@ sets of them. Where a row is large, few are used, and k follows; both stand unde
 - *state*: **covered** (every element of an output that varies over the rows has a variance above 0), **score only**
   (no variance passes the model; it gets `_score` and `_ood`, and says so), **uncovered, said** (a part has no
   variance, and `convert` names it), **refused** (with the sentence on the right). What must not be: *uncovered, NOT
-  SAID*, *NOT BIT-EQUAL*, *TRACEBACK*.
+  SAID*, *NOT BIT-EQUAL*, *CHECK FAILED*, *TRACEBACK*.
 - *sites*: what is a query (rows, positions, pooled, flat), along which axis of the tensor, and how wide it is.
 - *covered*: of the elements that vary, read from the converted model's answers, not from its record.
 - *AUROC*: held-out rows against each strange set, in the order that the heading or the cell names; the mean where
@@ -65,6 +65,7 @@ def totals(rows: Sequence[Row]) -> list[str]:
         f"uncovered without a word: {count.get('uncovered, NOT SAID', 0)} (goal 0)",
         f"tracebacks: {count.get('TRACEBACK', 0)} (goal 0)",
         f"source outputs that changed: {count.get('NOT BIT-EQUAL', 0)} (goal 0)",
+        f"another check that failed: {count.get('CHECK FAILED', 0)} (goal 0)",
         f"converted without a score: {silent} (goal 0)",
         f"AUROC at least .90 in {high} of {len(areas)} comparisons, below .50 in {sum(a < 0.5 for a in areas)}",
     ]

@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 from real_models_data import Batch, Sets, sets  # noqa: E402
 
-from gapa_onnx import Settings, UserError, convert, record, session  # noqa: E402
+from gapa_onnx import UserError, convert, record, session  # noqa: E402
+from gapa_onnx.measure.coverage import NAME as COVERAGE  # noqa: E402
 
 FEW_ROWS = 100
 Row = dict[str, Any]
@@ -65,7 +66,7 @@ def measured(kind: str, name: str, quick: bool) -> Row:
     row |= _neighbours(rows)
     start = time.process_time()
     try:
-        conversion, said = _converted(source, rows)
+        conversion = convert(source, rows.calibration, **_neighbours(rows))
     except UserError as refusal:
         return row | {"state": "refused", "says": [sentence(refusal)], "seconds": _since(start)}
     except Exception as error:
@@ -73,21 +74,10 @@ def measured(kind: str, name: str, quick: bool) -> Row:
         return row | {"state": "TRACEBACK", "says": [text], "trace": _trace(error), "seconds": _since(start)}
     row |= {"seconds": _since(start)}
     try:
-        return row | outcome(conversion, said, proto, asked, rows)
+        return row | outcome(conversion, proto, asked, rows)
     except Exception as error:
         text = f"running it: {type(error).__name__}: {_first_line(error)}"
         return row | {"state": "TRACEBACK", "says": [text], "trace": _trace(error)}
-
-
-def _converted(source: Any, rows: Sets) -> tuple[Any, list[str]]:
-    """The conversion, and what stopped it before uncovered parts were allowed."""
-    k = _neighbours(rows)
-    try:
-        return convert(source, rows.calibration, **k), []
-    except UserError as refusal:
-        if "allow_uncovered" not in vars(Settings()) or "cover" not in refusal.message:
-            raise
-        return convert(source, rows.calibration, allow_uncovered=True, **k), [sentence(refusal)]
 
 
 def _neighbours(rows: Sets) -> dict[str, int]:
@@ -128,7 +118,7 @@ def _example(name: str) -> tuple[Any, onnx.ModelProto, Sets]:
 # ----------------------------------------------------------------------- the outcome
 
 
-def outcome(conversion: Any, said: list[str], proto: onnx.ModelProto, asked: Answers, rows: Sets) -> Row:
+def outcome(conversion: Any, proto: onnx.ModelProto, asked: Answers, rows: Sets) -> Row:
     found = record.require(conversion.model, "the model")
     converted = conversion.model.SerializeToString()
     known = _answers(converted, rows.held_out)
@@ -138,7 +128,7 @@ def outcome(conversion: Any, said: list[str], proto: onnx.ModelProto, asked: Ans
         for output in proto.graph.output
         if _varies([answer[output.name] for answer in asked])
     }
-    says = [*said, *announced(conversion, heads)]
+    says = announced(conversion, heads)
     open_parts = [name for name, part in cover.items() if part["share"] < 1 and not part["score_only"]]
     silent = [name for name in open_parts if not any(name in text for text in says)]
     unequal = [n for n in asked[0] if not all(_same(a[n], k[n]) for a, k in zip(asked, known))]
@@ -189,10 +179,10 @@ def _state(
         return "NOT BIT-EQUAL"
     if silent:
         return "uncovered, NOT SAID"
+    if not all(check.passed for check in conversion.checks if check.name != COVERAGE):
+        return "CHECK FAILED"
     if open_parts:
         return "uncovered, said"
-    if not all(check.passed for check in conversion.checks):
-        return "check failed"
     if any(part["share"] == 1 for part in cover.values()):
         return "covered"
     scored = any("score" in head.outputs for head in heads.values())
@@ -205,6 +195,8 @@ def _covered(output: str, heads: Mapping[str, Any], answers: Answers, rows: Sets
     roles = {} if head is None else head.outputs
     means = _stacked([_numbers(answer[output]) for answer in answers], rows)
     varying = np.ptp(np.nan_to_num(means), axis=0) > 0
+    if head is not None and head.link != "identity" and head.logits != output and (means >= 0).all():
+        varying &= ((means > 1e-18) & (means < 1 - 3e-7)).any(axis=0)  # else no slope is a number
     if "var" not in roles:
         return {"share": 0.0, "elements": int(varying.sum()), "score_only": "score" in roles}
     var = _stacked([_numbers(answer[roles["var"]]) for answer in answers], rows)

@@ -292,6 +292,20 @@ def test_opsets(opset):
     onnx.checker.check_model(conversion.model, full_check=True)
 
 
+@pytest.mark.parametrize("rows", [60, 1500])
+def test_an_old_opset_takes_sites_of_unlike_sizes(rows):
+    """Before opset 10 a function has its counts written in, and there is one function for all sites. Rows with no
+    unit on are all the same to the second site, which has fewer points for it."""
+    rng = np.random.default_rng(0)
+    text = "net (float[n, 3] x) => (float[n, 2] y) { z = MatMul(x, a)  h = Relu(z)  u = MatMul(h, b)  g = Tanh(u)  y = MatMul(g, c) }"
+    model = parse(text, 9, a=rng.normal(size=(3, 2)), b=rng.normal(size=(2, 2)), c=rng.normal(size=(2, 2)))
+    x = rng.normal(size=(rows, 3)).astype(np.float32)
+    conversion = gapa_onnx.convert(model, {"x": x}, k=8, m=rows)
+    assert [check for check in conversion.checks if not check.passed] == []
+    sizes = [len(fit.index.points) for fit in conversion.calibration.fits]
+    assert sizes[1] < sizes[0] == rows
+
+
 def test_initializers_that_are_listed_as_inputs_stay_constant():
     """As in files of IR 3. Overridable weights would not be folded, which changes the last bits."""
     model = parse(TANH_NET, opset=9, ir=3, w1=[[1.0]], w2=[[3.0]])

@@ -7,7 +7,8 @@ A small U-Net (`unet`) learns made scenes (`scenes`). The rows of the table, all
     MAP                    the network's own softmax
     MC dropout             20 passes with the dropout that it was trained with
     GAPA embedding         the site of the paper: the 64 numbers at the bottleneck, one query per image
-    GAPA auto              this tool's default site
+    GAPA pooled            the mean of the last map (merge1), one query per image
+    GAPA auto              this tool's default site: each of 48 x 48 positions of the last map
     GAPA positions         each of 24 x 24 positions of the decoder's middle level (merge2) is a query, K = 20
 
 and what is measured, pixel by pixel, for three scores: the entropy of the prediction, its epistemic part
@@ -42,10 +43,11 @@ from lines import Lines, machine, say  # noqa: E402
 
 FIGURE = HERE.parents[1] / "docs" / "figures" / "segmentation.png"
 POSITIONS = "GAPA positions"
-#: sites, neighbours and calibration scenes of a conversion; a scene is one query, or 576 of them
+#: sites, neighbours and calibration scenes of a conversion; a scene is one query, 576 or 2304 of them
 GAPA = {
     "GAPA embedding": ("embedding", 50, None),
-    "GAPA auto": ("auto", 50, None),
+    "GAPA pooled": ("merge1:pooled", 50, None),
+    "GAPA auto": ("auto", 50, 150),
     POSITIONS: ("merge2:positions", 20, 150),
 }
 ROWS = ("MAP", "MC dropout", *GAPA)

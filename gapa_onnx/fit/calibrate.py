@@ -27,6 +27,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.fit import geometry, inducing, statistics
 from gapa_onnx.fit.collect import HELD_OUT_ROWS, Collected, Collector, InputSample, QueryReader, collect
 from gapa_onnx.op.approximation import rounding_error, share_error
+from gapa_onnx.op.body import ANY_SIZE_OPSET
 from gapa_onnx.op.index import Index, build_index
 from gapa_onnx.op.neighbourhoods import choose
 from gapa_onnx.op.storage import Storage, fit_storage
@@ -189,7 +190,7 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
             f"give more varied data, or choose `k={len(points)}`",
         )
     held_out = _held_out(rows, settings.seed)
-    index = _build_index(points, rows, held_out, length_scale, settings)
+    index = _build_index(points, rows, held_out, length_scale, settings, _search(collected, settings))
     sizes = inducing.cluster_sizes(rows, index.points) if settings.inducing == "kmeans" else None
     jitter, k = settings.jitter, settings.k
     shares = _leave_one_out(index, storage, held_out, k, length_scale, jitter, sizes)
@@ -234,16 +235,23 @@ def _as_stored(storage: Storage, chosen: Array) -> Array:
     return rounded[inducing.distinct_rows(rounded)]
 
 
+def _search(collected: Collected, settings: Settings) -> str:
+    """How neighbours are searched. Before opset 10 several lists need a function for their sizes, and there is one
+    function for all sites: there all points are compared."""
+    several = len(collected.collectors) > 1 and collected.opset < ANY_SIZE_OPSET
+    return "flat" if several and settings.index == "auto" else settings.index
+
+
 def _build_index(
-    points: Array, rows: Array, held_out: Array, length_scale: float, settings: Settings
+    points: Array, rows: Array, held_out: Array, length_scale: float, settings: Settings, search: str
 ) -> Index:
     return build_index(
-        "local" if settings.cached else settings.index,
+        "local" if settings.cached else search,
         points,
         k=settings.k,
         held_out=held_out,
         seed=settings.seed,
-        search=settings.index,
+        search=search,
         groups=lambda listed, k: choose(listed, rows, k, length_scale, settings.jitter, settings.seed),
     )
 

@@ -46,6 +46,7 @@ class Collected:
     rows: int  #: batch rows read
     fed: Feeding = field(repr=False)  #: how the model takes the data
     description: str
+    opset: int  #: of the model
     reader: QueryReader = field(repr=False)  #: for rows that are looked at again
 
 
@@ -59,7 +60,7 @@ def collect(plan: Plan, data: DataSource, settings: Settings, progress: Progress
     )
     collectors = _with_all_positions(plan, collectors, fed, settings, progress)
     classes = any(head.task not in (Task.REGRESSION, Task.NONE) for head in plan.heads)
-    return Collected(collectors, inputs, classes, rows, fed, data.description, reader)
+    return Collected(collectors, inputs, classes, rows, fed, data.description, plan.source.opset, reader)
 
 
 def _with_all_positions(

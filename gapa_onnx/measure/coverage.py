@@ -6,7 +6,8 @@ the model has a part in it. Not counted are
 - what varies by rounding only, or so little that the square of it is no number of its type (a probability of 1e-30);
 - what is not finite in some row: it has no error bar;
 - what no weight has a part in: an input that is passed on is as certain as it was fed;
-- a state, which is fed again at the next call and is no answer: the record names it.
+- a probability behind Softmax or Sigmoid that is 0 or 1 in every row, to the last bit: its slope is no number;
+- a state without a variance, which is fed again at the next call and is no answer: the record names it.
 
 An activation that is flat in some rows (Relu, Sigmoid) has no variance there and some where it is not flat, and what is
 the same in every row needs none: neither is uncovered.
@@ -125,7 +126,8 @@ def coverage(
         if find_uncovered(mean, var).any():
             other = table.joined(output, changed())
             moved = (mean != other).any(axis=0) if other.shape == mean.shape else None
-            part = Part(find_uncovered(mean, var, moved), varying(mean), table.axis)
+            reached = _unsaturated(heads.get(output), output, mean) & (True if moved is None else moved)
+            part = Part(find_uncovered(mean, var, reached), varying(mean), table.axis)
             if part.mask.any():
                 found[output] = part.text(heads[output].axis if output in heads else None)
     return _judged(source, record, found, rows, allowed)
@@ -166,6 +168,15 @@ def _uncovered_candidates(head: HeadRecord, answers: Sequence[Batch]) -> tuple[s
                 f"{what} {_ranges(np.flatnonzero(zero))} of {len(zero)} of every candidate ({share:.3g}%)"
             )
     return "; ".join(parts), count
+
+
+def _unsaturated(head: HeadRecord | None, output: str, mean: Array) -> Array:
+    """Which elements of (rows, …) have a slope behind their link in some row: bool of the shape without rows."""
+    if head is None or head.link == "identity" or head.logits == output or (mean < 0).any():
+        return np.ones(mean.shape[1:], bool)
+    limits = np.finfo(mean.dtype)
+    found: Array = ((mean < 1 - 2 * limits.eps) & (mean**2 > limits.tiny)).any(axis=0)
+    return found
 
 
 def _judged(

@@ -4,7 +4,7 @@ The questions are few, since standard operators are slow: some rows between thos
 near 0 and so can be compared, and one row alone; a batch as it is where the model fixes its size. What the source itself
 does not answer is not asked.
 
-Means are the same bit for bit, so a variance is a sum Σ w s of the shares at all sites, with weights w ≥ 0 that native
+At one optimisation level means are the same bit for bit, so a variance is a sum Σ w s of the shares at all sites, with weights w ≥ 0 that native
 and portable have in common. Each share may be off by SHARE_TOLERANCE twice, once for either path, so a variance
 may too. Shares below SMALLEST_SHARE are not compared: with weights that are alike they may move a variance by
 SMALLEST_SHARE over the mean share, in units of the largest.

@@ -19,6 +19,9 @@ from gapa_onnx.op.contract import DOMAIN, OpSchema
 from gapa_onnx.variance.builder import END, GraphBuilder
 from gapa_onnx.variance.values import Value
 
+ANY_SIZE_OPSET = 10
+"""From here on the counts of TopK and Slice are tensors, and one function serves sites of any size."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -29,7 +32,7 @@ class Size:
 
     def within(self, body: FunctionBody) -> int | Value:
         """What `body` writes as the count of a TopK or the end of a Slice."""
-        if body.opset >= 10:
+        if body.opset >= ANY_SIZE_OPSET:
             return body.adopt(self.tensor)
         if self.number is None:
             raise ValueError(f"before opset 10 the number behind {self.tensor.name!r} must be known")

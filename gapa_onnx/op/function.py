@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from gapa_onnx.op.body import FunctionBody, Size
+from gapa_onnx.op.body import ANY_SIZE_OPSET, FunctionBody, Size
 from gapa_onnx.op.contract import SCHEMAS
 from gapa_onnx.variance.builder import END
 from gapa_onnx.variance.loops import loop
@@ -58,9 +58,9 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 def body(index: str, opset: int, k: int, tensors: Tensors | None = None) -> onnx.FunctionProto:
     """The function for an index kind at an opset.
 
-    Before opset 10 TopK takes its count as an attribute: there the function holds for this k only,
-    and for ivf and ivfpq also for these `tensors` sizes and nprobe only. From opset 10 on the
-    result depends on neither.
+    Before opset 10 TopK takes its count as an attribute: there the function holds for this k only, and where points
+    are in several lists also for these `tensors` sizes and nprobe only. From opset 10 on the result depends on
+    neither.
     """
     if opset < OLDEST_OPSET:
         raise ValueError(f"there is no body for opset {opset}, only from {OLDEST_OPSET} on")
@@ -84,7 +84,7 @@ def _doc(index: str, opset: int, k: int) -> str:
     )
     if index == "hnsw":
         text += " It searches all points; the graph inputs serve the native operator only."
-    if opset < 10:
+    if opset < ANY_SIZE_OPSET:
         text += f" Before opset 10 TopK's count is an attribute: this body is for k = {k}."
     return text
 
@@ -115,8 +115,10 @@ def _points(e: FunctionBody, index: str, tensors: Tensors | None) -> tuple[Value
     """The points (M, d), and for the inverted lists the list of each row (M,)."""
     if index in ("flat", "hnsw"):
         return e.inputs["points"], None
-    if e.opset < 10 and tensors is None:
+    if e.opset < ANY_SIZE_OPSET and tensors is None:
         raise ValueError(f"the {index} body of opset {e.opset} needs the tensors: its TopK count is fixed")
+    if e.opset < ANY_SIZE_OPSET and index == "local" and tensors and len(tensors["centroids"]) == 1:
+        return e.inputs["points"], None  # all points are in the one list, whatever their number
     if index in ("ivf", "local"):
         return e.inputs["points"], _list_of_row(e, "points", tensors)
     list_of_row = _list_of_row(e, "codes", tensors)

@@ -19,6 +19,7 @@ from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.layers import Network, is_numeric
 from gapa_onnx.plan.masks import find_masks, head_with_mask, with_mask
 from gapa_onnx.plan.outputs import rehearse
+from gapa_onnx.plan.pixels import said_about_pixels
 from gapa_onnx.plan.placement import find_sites
 from gapa_onnx.plan.score_only import score_head, score_site, stopped
 from gapa_onnx.plan.tasks import find_heads
@@ -63,8 +64,8 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
     settings = settings or Settings()
     cut, options = settings.cut, Options(attention=settings.attention)
     masks = find_masks(source, settings.mask)
-    found = find_sites(source, "auto" if settings.sites == SCORE_ONLY else settings.sites)
-    chosen = tuple(with_mask(source, site, masks) for site in found)
+    spec = "auto" if settings.sites == SCORE_ONLY else settings.sites
+    chosen = tuple(with_mask(source, site, masks) for site in find_sites(source, spec, settings.task))
     rehearsal = _rehearse(source, chosen, options, cut)
     why = _why_none(source, chosen, rehearsal, settings)
     if why is not None:
@@ -80,7 +81,10 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
         certain_outputs=certain,
         states=tuple(name for name in certain if name in Frontier.of(source).states),
         refused=rehearsal.refused,
-        heads=tuple(head_with_mask(source, head, masks) for head in heads),
+        heads=tuple(
+            said_about_pixels(Network.of(source), chosen, head_with_mask(source, head, masks))
+            for head in heads
+        ),
         options=options,
     )
 

@@ -8,7 +8,8 @@ side (Concat) or chosen from (Where, Max), each has its own part of the result, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,20 +55,19 @@ class Frontier:
 
     @functools.cached_property
     def layers(self) -> dict[str, Layers]:
-        """The last layers of each output that holds features and is no state."""
+        """The last layers of each output that is an answer by itself."""
         if not any(self._fronts.values()):
             return {tensor.name: self._before_the_end for tensor in self.source.outputs}
         return {name: front for name, front in self._fronts.items() if name not in self.states}
 
     @functools.cached_property
-    def states(self) -> frozenset[str]:
-        """The outputs that are handed on from call to call, and that other outputs depend on: no answers by
-        themselves."""
+    def states(self) -> dict[str, Layers]:
+        """The last layers of each state that is handed on from call to call and that other outputs depend on."""
         fronts = self._fronts
-        every: Layers = frozenset().union(*fronts.values())
-        maybe = {name for name in fronts if self._may_be_state(self.source.tensors[name])}
-        leading_on = _Fronts(self.network, {}).before(every, every) if maybe and every else set()
-        return frozenset(name for name in maybe if fronts[name] <= leading_on)
+        states = [name for name in fronts if self._fed_as(name)]
+        every = frozenset().union(*fronts.values())
+        leading_on = _Fronts(self.network, {}).before(every, every) if states and every else set()
+        return {name: fronts[name] for name in states if fronts[name] <= leading_on}
 
     @functools.cached_property
     def _fronts(self) -> dict[str, Layers]:
@@ -88,27 +88,38 @@ class Frontier:
         every = frozenset(network.layers)
         return _Fronts(network, {}).last(every) if every else every
 
-    def _may_be_state(self, output: gs.Tensor) -> bool:
-        """Whether an output may be fed again as an input: of the same rank, with the same lengths where both are
+    def _fed_as(self, output: str) -> list[str]:
+        """The inputs as which an output may be fed again: of the same rank, with the same lengths where both are
         known, of which there are some."""
+        own = self.source.tensors[output].shape
 
-        def fits(shape: Sequence[object]) -> bool:
-            pairs = [p for p in zip(shape, output.shape) if all(isinstance(size, int) for size in p)]
-            return len(shape) == len(output.shape) and bool(pairs) and all(a == b for a, b in pairs)
+        def fits(shape: Sequence[object] | None) -> bool:
+            if not shape or own is None:
+                return False
+            pairs = [p for p in zip(shape, own) if all(isinstance(size, int) for size in p)]
+            return len(shape) == len(own) and bool(pairs) and all(a == b for a, b in pairs)
 
-        return output.shape is not None and any(fits(spec.shape) for spec in self.source.inputs if spec.shape)
+        return [spec.name for spec in self.source.inputs if fits(spec.shape)]
 
     @functools.cached_property
     def places(self) -> dict[str, tuple[Place, set[str]]]:
         """The places in front of the last layers, by the name of their tensors in graph order, each with the outputs
         whose last layers those are."""
+        return self._places(self.layers)
+
+    def places_of(self, state: str) -> list[Place]:
+        """The places in front of the last layers of a state, but not the state of the call before."""
+        found = [place for place, _ in self._places({state: self.states[state]}).values()]
+        return [place for place in found if place.tensor.name not in self._fed_as(state)]
+
+    def _places(self, fronts: Mapping[str, Layers]) -> dict[str, tuple[Place, set[str]]]:
         found: dict[str, tuple[Place, set[str]]] = {}
-        every = frozenset().union(*self.layers.values())
+        every = frozenset().union(*fronts.values())
         for key, layer in self.network.layers.items():
             data = self.network.data_of(layer) if key in every else None
             if data is not None:
                 place = place_at(self.network, data)
-                outputs = {output for output, layers in self.layers.items() if key in layers}
+                outputs = {output for output, layers in fronts.items() if key in layers}
                 found.setdefault(place.tensor.name, (place, set()))[1].update(outputs)
         return found
 
@@ -138,6 +149,21 @@ def _behind_layers(network: Network, outputs: list[gs.Tensor]) -> set[int]:
                 if id(node) not in network.layers:
                     pending.extend(tensor for tensor in node.inputs if _carries(tensor))
     return seen
+
+
+def comes_from(tensor: gs.Tensor, names: AbstractSet[str]) -> bool:
+    """Whether a tensor is one of these, or made of some by more than shapes and choices."""
+    seen: set[int] = set()
+    pending = [tensor]
+    while pending:
+        tensor = pending.pop()
+        if tensor.name in names:
+            return True
+        for node in tensor.inputs:
+            if id(node) not in seen:
+                seen.add(id(node))
+                pending.extend(operand for operand in node.inputs if _carries(operand))
+    return False
 
 
 def _carries(tensor: gs.Tensor) -> bool:

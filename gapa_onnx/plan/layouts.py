@@ -1,8 +1,8 @@
 """What one query is at a place: the one decision for sites that are found and for sites that are named.
 
 A map, as convolutions have it, is one query per position where a last layer reads it and that is known to be
-cheap, one query if the next layer reads it flattened, and its mean over positions else. Where a detector's candidates
-come from single positions, each of these is a query. Anything else, tokens for
+cheap, one query if the next layer reads it flattened, and its mean over positions else; `pixels` has more for
+segmentation. Where a detector's candidates come from single positions, each of these is a query. Anything else, tokens for
 one, is a query per position, whatever their number.
 """
 

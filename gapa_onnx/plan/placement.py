@@ -16,22 +16,23 @@ from gapa_onnx.model.constants import has_subgraph
 from gapa_onnx.model.dtypes import is_quantised
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.features import feature_site
-from gapa_onnx.plan.frontier import Frontier, place_at
+from gapa_onnx.plan.frontier import Frontier, comes_from, place_at
 from gapa_onnx.plan.layers import Network, is_merged_into_layer
 from gapa_onnx.plan.naming import named_site, site_at, site_at_activation, site_at_tensor
-from gapa_onnx.variance.sites import Site
+from gapa_onnx.plan.pixels import segmentations, site_for_pixels
+from gapa_onnx.variance.sites import Layout, Site
 
 
-def find_sites(source: SourceModel, spec: str) -> tuple[Site, ...]:
+def find_sites(source: SourceModel, spec: str, task: str = "auto") -> tuple[Site, ...]:
     """Sites by `auto`, `last`, `all`, or names separated by commas, each with an optional `:layout`
-    or `:layout@axis`."""
+    or `:layout@axis`. `task` is the setting, which tells what is a segmentation."""
     network = Network.of(source)
     if spec == "auto":
         features = None if Frontier.of(source).places else feature_site(network)
-        sites = _auto(network) if features is None else [features]
+        sites = _auto(network, task) if features is None else [features]
     elif spec in ("last", "all"):
         hidden = _hidden_sites(network)
-        sites = (hidden[-1:] if spec == "last" else hidden) or _auto(network)
+        sites = (hidden[-1:] if spec == "last" else hidden) or _auto(network, task)
     else:
         sites = [named_site(network, name.strip()) for name in spec.split(",") if name.strip()]
         if not sites:
@@ -48,13 +49,20 @@ def find_sites(source: SourceModel, spec: str) -> tuple[Site, ...]:
 # ------------------------------------------------------------ auto: the penultimate representation
 
 
-def _auto(network: Network) -> list[Site]:
+def _auto(network: Network, task: str) -> list[Site]:
     """What goes into the last linear layers of each output, at its activation if only reshaping lies between,
-    else the identity there. In front of it the first vector."""
-    sites = []
-    for place, _ in Frontier.of(network.source).places.values():
+    else the identity there. In front of it the first vector. A state that is handed on has sites of its own only
+    where all others lie behind it. For a segmentation a map that tells about pixels stands for one that is pooled."""
+    source, frontier = network.source, Frontier.of(network.source)
+    sites, for_pixels = [], segmentations(source, task)
+    for place, outputs in frontier.places.values():
         last = site_at(network, place)
+        if last.layout is Layout.POOLED and outputs & for_pixels:
+            last = site_for_pixels(network, last) or last
         sites += [*_first_vector(network, last), last]
+    for state in frontier.states:
+        if not comes_from(source.tensors[state], {site.output for site in sites}):
+            sites = [*(site_at(network, place) for place in frontier.places_of(state)), *sites]
     return sites
 
 

@@ -73,10 +73,18 @@ def run_as_is(
     quiet = ort.RunOptions()
     quiet.log_severity_level = 4  # what is wrong is told below, once
     try:
-        found: list[Any] = opened.run(None if names is None else list(names), dict(batch), quiet)
-        return found
+        found = opened.run(None if names is None else list(names), dict(batch), quiet)
     except Exception as error:  # as above
         raise UserError(f"{failed}: {first_line(error)}", hint) from error
+    return [_copied(answer) for answer in found]
+
+
+def _copied(answer: Any) -> Any:
+    """The same in memory of its own: an array of onnxruntime's, however small, keeps all that its session has
+    allocated, also after that is closed."""
+    if isinstance(answer, np.ndarray):
+        return answer.copy()
+    return [_copied(entry) for entry in answer] if isinstance(answer, list) else answer
 
 
 def as_array(answer: Any) -> Any:

@@ -40,7 +40,7 @@ def answers(var: list[float]) -> tuple[list[dict], SimpleNamespace]:
 )
 def test_covered_is_the_share_of_what_varies(module, var, share):
     rows = module("real_models_row")
-    head = SimpleNamespace(outputs={"var": "y_var"})
+    head = SimpleNamespace(outputs={"var": "y_var"}, link="identity")
     found, sets = answers(var)
     assert rows._covered("y", {"y": head}, found, sets)["share"] == share
 
@@ -49,7 +49,7 @@ def test_an_output_without_a_variance_is_open_or_has_a_score(module):
     rows = module("real_models_row")
     found, sets = answers([1, 1, 1])
     assert rows._covered("y", {}, found, sets) == {"share": 0.0, "elements": 2, "score_only": False}
-    head = SimpleNamespace(outputs={"score": "y_score", "ood": "y_ood"})
+    head = SimpleNamespace(outputs={"score": "y_score", "ood": "y_ood"}, link="identity")
     assert rows._covered("y", {"y": head}, found, sets)["score_only"]
 
 

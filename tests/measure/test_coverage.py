@@ -75,6 +75,22 @@ def test_what_does_not_vary():
     assert varying(np.array([[1e-30], [2e-30]])).all()
 
 
+STEEP = """net (float[n, 4] x) => (float[n, 40] y) {
+    z = MatMul(x, a)  h = Tanh(z)  l = MatMul(h, w)  o = Add(l, one)  s = Mul(o, factor)  y = Sigmoid(s) }"""
+
+
+@pytest.mark.parametrize(
+    "factor, task, passes", [(1e7, "auto", True), (1e7, "none", False), (1.0, "none", True)]
+)
+def test_probabilities_that_are_0_or_1_in_every_row_are_not_counted(factor, task, passes):
+    """They vary with data and weights, and between 0 and 1 the slope of the sigmoid is no number in any row. Nothing
+    is forgiven where the output is not known to hold probabilities."""
+    rng = np.random.default_rng(0)
+    weights = {"a": rng.normal(size=(4, 6)), "w": rng.normal(size=(6, 40)), "one": [1.0], "factor": [factor]}
+    check = check_of(gapa_onnx.convert(parse(STEEP, **weights), ROWS, **{**SMALL, "task": task}))
+    assert check.passed == passes, check.detail
+
+
 @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_has_no_error_bar(strange):
     mean = RNG.normal(size=(6, 2)).astype(np.float32)

@@ -60,7 +60,7 @@ def test_a_file_without_its_functions_fails_only_for_strangers(converted):
     asked = strangers.questions(net(), batches)
     answers = strangers.run(net(), asked.batches, level="none")
     asked = asked.answered(none=answers, all=answers)
-    found = strangers.checks(read(converted), converted, converted, asked, answers)
+    found = strangers.checks(read(converted), converted, converted, asked, {"none": answers, "all": answers})
     assert [check.name for check in found] == [RUNS] and not found[0].passed
     assert all(f"optimisation {level}: " in found[0].detail for level in LEVELS)
 
@@ -112,3 +112,24 @@ def test_whole_numbers_are_asked_as_they_are():
     batch = {"x": ROWS["x"], "ids": np.arange(60)}
     made = strangers._between([batch])
     assert made["ids"] is batch["ids"] and not np.array_equal(made["x"], batch["x"])
+
+
+def test_levels_are_compared_each_with_itself(converted):
+    """Means differ between levels, and behind a steep slope variances by more than two paths may; at one level they
+    may not."""
+    record = read(converted)
+    plain, steep = (
+        [
+            {**answer, "y_var": factor * answer["y_var"]}
+            for answer in strangers.run(converted, [ROWS], level="none")
+        ]
+        for factor in (1, 1.1)
+    )
+    alike = {"none": [_with_shares(record, answer) for answer in plain], "all": steep}
+    assert strangers._agreement(record, alike, {**alike, "basic": steep, "extended": steep}).passed
+    found = strangers._agreement(record, alike, {**alike, "all": plain})
+    assert not found.passed and "optimisation all" in found.detail
+
+
+def _with_shares(record, answer):
+    return {**answer, **{site.share: np.ones((60, 1), np.float32) for site in record.sites}}

@@ -115,3 +115,17 @@ def test_outputs_in_another_order(source, converted):
 def test_a_file_of_someone_else(source):
     with pytest.raises(UserError, match="not written by gapa-onnx"):
         verify(source, source, [ROWS])
+
+
+def test_of_many_queries_some_are_compared():
+    """All over the rows, and of native, portable and reference the same ones."""
+    model = parse(
+        "net (float[n, 1, 40, 40] x) => (float[n, 2, 40, 40] y) { c = Conv(x, k)  h = Tanh(c)  y = Conv(h, w) }",
+        k=np.random.default_rng(0).normal(size=(3, 1, 1, 1)),
+        w=np.random.default_rng(1).normal(size=(2, 3, 1, 1)),
+    )
+    rows = np.random.default_rng(2).normal(size=(12, 1, 40, 40)).astype(np.float32)
+    found = gapa_onnx.convert(model, {"x": rows}, m=40, k=8, sites="h:positions").checks
+    compared = [check for check in found if " = reference" in check.name and "gapa" in check.name]
+    assert compared and all(check.passed for check in found)
+    assert all("6400 queries" in check.detail for check in compared)  # every third of 19,200

@@ -278,3 +278,23 @@ def test_onnxruntime_has_nothing_to_warn_about(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stderr == "" and done.stdout == ""
+
+
+def test_before_opset_10_one_function_serves_sites_of_any_size_whose_points_are_in_one_list():
+    few, many = (one_list(tensors(1, m=m)) for m in (40, 90))
+    assert function.body("local", 9, 8, few).node == function.body("local", 9, 8, many).node
+    assert function.body("local", 9, 8, few).node != function.body("local", 9, 8, tensors(1, m=40)).node
+    for opset in (7, 9):
+        for t in (few, many):
+            queries = np.random.default_rng(2).normal(size=(20, 6)).astype(np.float32)
+            queries[3, 1] = np.nan
+            s, ids = session(model_of("local", t, opset)).run(None, {"z": queries})
+            assert_same("local", t, queries, s, ids)
+            assert (ids[3] == -1).all()
+
+
+def one_list(t):
+    """The same points, all of them in one list."""
+    m = len(t["points"])
+    whole = {"centroids": t["points"].mean(axis=0, keepdims=True), "list_offsets": np.array([0, m])}
+    return {**t, **whole, "nprobe": np.array([1])}

@@ -246,3 +246,23 @@ def test_the_mean_of_a_distribution_is_no_layer(tail, evenly):
     learned = not evenly and " Mul" not in tail  # a product by itself is never a layer
     assert len(Network.of(source).layers) == 2 + learned
     assert (outputs(source, "auto") == ["h"]) == (not learned)
+
+
+STEP = "a = MatMul(x, v)  b = MatMul(s, u)  t = Add(a, b)  new = Tanh(t)"
+RECURRENT = {"v": (4, 5), "u": (5, 5), "w": (5, 2)}
+
+
+@pytest.mark.parametrize(
+    "tail, sites",
+    [
+        ("y = MatMul(new, w)", ["new"]),  # which is the state
+        ("g = Relu(new)  y = MatMul(g, w)", ["x", "g"]),  # s is the state of the call before
+        ("p = MatMul(new, u)  g = Relu(p)  y = MatMul(g, w)", ["new", "g"]),  # the first vector is the state
+    ],
+)
+def test_a_state_has_sites_of_its_own_only_where_the_others_lie_behind_it(tail, sites):
+    """It is no answer, but a variance reaches it: a part without one stops the conversion."""
+    source = model(
+        f"{STEP}  {tail}", "float[n, 4] x, float[n, 5] s", "float[n, 2] y, float[n, 5] new", **RECURRENT
+    )
+    assert outputs(source, "auto") == sites
