@@ -182,7 +182,7 @@ def test_a_model_is_fed_what_was_given(model, form, tmp_path):
     expected = answers(MODELS[model], given, "y")
     assert fed.counted == tuple(map(len, expected)) and conversion.calibration.rows == sum(fed.counted)
     # the site is fitted to what the model computes for the batches as they are
-    (fit,) = conversion.calibration.fits
+    *_, fit = conversion.calibration.fits
     probed = onnx.ModelProto()
     probed.CopyFrom(MODELS[model])
     probed.graph.output.append(onnx.helper.make_empty_tensor_value_info(fit.site.query))
