@@ -377,6 +377,32 @@ def test_nothing_selected_is_no_answer():
     assert answer["kept_boxes_box_var"].shape == (3, CANDIDATES, 4)
 
 
+def test_classes_whose_number_is_open():
+    """Scores that went through a choice of classes: neither their number nor their logits are in sight."""
+    model = detectors.suppressed(CLASSES)
+    nodes = list(model.graph.node)
+    place = next(at for at, node in enumerate(nodes) if node.output[0] == "all_scores")
+    nodes[place].output[0] = "known_scores"
+    keep, zero = np.ones(CLASSES, bool), np.zeros(1, np.int64)
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value, name) for name, value in (("keep", keep), ("zero", zero))
+    )
+    nodes[place + 1 : place + 1] = [
+        onnx.helper.make_node("NonZero", ["keep"], ["kept_as_rows"]),
+        onnx.helper.make_node("Squeeze", ["kept_as_rows", "zero"], ["kept"]),
+        onnx.helper.make_node("Gather", ["known_scores", "kept"], ["all_scores"], axis=1),
+    ]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    conversion = gapa_onnx.convert(model, detectors.pictures(24), m=24, k=24, candidates=CANDIDATES)
+    detector = conversion.plan.heads[0].detector
+    assert detector.classes.count is None and detector.logits is None and detector.squashed
+    answer, usual = run(conversion.model, IMAGES), Answers("suppressed")
+    np.testing.assert_array_equal(answer["kept_boxes_candidates"], usual.candidates)
+    for role in ("class_var", "box_var", "probs", "selected_class_var", "selected_probs"):
+        np.testing.assert_allclose(answer[f"kept_boxes_{role}"], usual[role], rtol=1e-3, err_msg=role)
+
+
 @pytest.mark.parametrize("form", detectors.FORMS)
 def test_an_image_has_the_same_answers_in_any_batch(form):
     conversion = converted(form)
