@@ -182,6 +182,7 @@ class RowSample:
 def median_distance(rows: Array, pairs: int = 200_000, seed: int = 0) -> float:
     """Median Euclidean distance between two different rows of (m, d); 0.0 for fewer than two rows.
 
+    Where it would be 0, as most rows are the same (empty places of a map), it is over the pairs that differ.
     Over all m(m−1)/2 pairs while these are no more than `pairs`, else over `pairs` random ones, whose median
     is between the true quantiles ½ ± 0.0034 with 99.7% (3 standard errors of 200,000 draws). Each
     difference is formed in float64 before it is squared, so a common offset of the rows cancels exactly.
@@ -202,7 +203,8 @@ def median_distance(rows: Array, pairs: int = 200_000, seed: int = 0) -> float:
         part = slice(start, start + step)
         difference = rows[first[part]].astype(np.float64) - rows[second[part]]
         distances[part] = np.sqrt(np.einsum("ij,ij->i", difference, difference))
-    return float(np.median(distances))
+    apart = distances[distances > 0]
+    return float(np.median(distances) or (np.median(apart) if len(apart) else 0.0))
 
 
 class NearestSearch:

@@ -3,8 +3,8 @@
 The mean of a map over its positions is one query for the whole image: its variance ranks images, and says nothing
 about where in one of them something is strange. The last map of a segmentation tells best about pixels, if its
 positions are not too many to ask a query for each. A coarser map on the way there has fewer, and from each the variance
-flows on to the pixels that are made of it. Of those with at most `MOST_QUERIES` positions the finest is taken, the last
-of equal ones. Where sizes are left open they are compared for an input of `NOMINAL_SIDE`.
+flows on to the pixels that are made of it. Of those with at most `MOST_QUERIES` positions the last is taken that has
+half as many as the finest or more. Where sizes are left open they are compared for an input of `NOMINAL_SIDE`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def site_for_pixels(network: Network, pooled: Site) -> Site | None:
     maps = [(_positions(sizes, site.query, site.axis), site) for site in _maps_up_to(network, pooled)]
     found = [(count, site) for count, site in maps if count and FEWEST_QUERIES <= count <= MOST_QUERIES]
     most = max((count for count, _ in found), default=0)
-    return next((site for count, site in reversed(found) if count == most), None)
+    return next((site for count, site in reversed(found) if 2 * count >= most), None)
 
 
 def _positions(sizes: Sizes, name: str, features: int | None) -> int | None:

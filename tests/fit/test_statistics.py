@@ -359,3 +359,12 @@ def test_quantiles_are_observed_values_and_never_low():
     for bad in ([], [1.0, np.nan]):
         with pytest.raises(ValueError, match="finite"):
             quantile_table(np.array(bad))
+
+
+def test_the_median_distance_of_rows_that_are_mostly_the_same():
+    """Empty places of a map are all alike; the others tell the scale."""
+    rows = np.zeros((30, 2), np.float32)
+    rows[:3] = [[3, 4], [6, 8], [0, 1]]
+    apart = [np.hypot(*(a - b)) for i, a in enumerate(rows) for b in rows[:i] if (a != b).any()]
+    assert median_distance(rows) == np.median(apart) > 0
+    assert median_distance(np.zeros((30, 2), np.float32)) == 0

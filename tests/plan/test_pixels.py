@@ -82,6 +82,16 @@ def test_a_map_behind_which_variance_stops_is_no_way_to_pixels():
     assert sites_of(model) == [("d", "pooled", 1)]
 
 
+def test_of_maps_about_as_fine_the_last_is_taken():
+    """Without padding a layer takes a border away."""
+    text = """net (float[n, 1, 64, 64] x) => (float[n, 3, s, t] y) { p = Conv(x, k)  e = Relu(p)  q = Conv(e, m)
+        d = Relu(q)  l = Conv(d, o)  y = Softmax<axis = 1>(l) }"""
+    shapes = {"k": (4, 1, 3, 3), "m": (4, 4, 3, 3), "o": (3, 4, 1, 1)}
+    assert sites_of(parse(text, **{name: np.ones(shape) for name, shape in shapes.items()})) == [
+        ("d", "positions", 1)
+    ]
+
+
 @pytest.mark.parametrize(
     "choices, advice",
     [
