@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import chi2
 
 from gapa_onnx.errors import UserError
+from gapa_onnx.fit.geometry import whitening
 from gapa_onnx.fit.statistics import (
     QUANTILES,
     Moments,
@@ -17,7 +18,6 @@ from gapa_onnx.fit.statistics import (
     leave_one_out_share,
     median_distance,
     quantile_table,
-    whitening,
 )
 
 U64 = np.finfo(np.float64).eps / 2
