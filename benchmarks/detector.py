@@ -92,7 +92,11 @@ def _measured(source: Path, out: Path, options: argparse.Namespace) -> dict[str,
 def _cost(source: Path, out: Path, new: list[bytes], batch: int) -> dict[str, float]:
     rows = np.concatenate([_pixels(picture) for picture in new[:batch]])
     cost = measure(source, out, batch=batch, data={"images": rows})
-    return {"batch": batch, "ratio": round(cost.comparison.ratio, 3), "control": round(cost.comparison.control, 3)}
+    return {
+        "batch": batch,
+        "ratio": round(cost.comparison.ratio, 3),
+        "control": round(cost.comparison.control, 3),
+    }
 
 
 def _photographs(part: str, most: int | None) -> list[bytes]:

@@ -148,7 +148,6 @@ def outcome(conversion: Any, proto: onnx.ModelProto, asked: Answers, rows: Sets)
         ],
         "cover": cover,
         "auroc": _aurocs(converted, heads, known, rows),
-        "ratio": _ratio(proto.SerializeToString(), converted, rows.held_out[0]),
     }
 
 
@@ -296,21 +295,6 @@ def _session(model: bytes, library: bool) -> ort.InferenceSession:
     if library:
         return session(model, options)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-def _ratio(source: bytes, converted: bytes, batch: Batch) -> float:
-    """Time of a batch over the source's, the best of five each."""
-    best = []
-    for model, library in ((source, False), (converted, True)):
-        running = _session(model, library)
-        running.run(None, batch)
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            running.run(None, batch)
-            times.append(time.perf_counter() - start)
-        best.append(min(times))
-    return round(best[1] / best[0], 2)
 
 
 def _count(batches: Sequence[Batch], free: bool) -> int:

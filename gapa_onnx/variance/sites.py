@@ -97,12 +97,19 @@ def read_queries(
     """The queries of a site as (…, d) float32."""
 
     def tensor(name: str) -> Value:
-        return graph.tensor(name, np.dtype(source.tensors[name].dtype or np.float32))
+        value = graph.tensor(name, np.dtype(source.tensors[name].dtype or np.float32))
+        return graph.cast(value, np.float32) if is_quantised(value.dtype) else value
 
-    if not site.joined:
+    if site.layout is not Layout.FLAT:
         return _arranged(graph, site, tensor(site.query), valid_for_mean(graph, source, site), selection)
-    parts = [_arranged(graph, site, tensor(name), None) for name in (site.query, *site.joined)]
-    return graph.emit("Concat", *parts, axis=1)
+    parts = []
+    for name in (site.query, *site.joined):
+        shape = source.tensors[name].shape
+        # One axis of a fixed size has no rows: it is one sample as a whole.
+        whole = shape is not None and len(shape) == 1 and isinstance(shape[0], int)
+        flat = graph.emit("Flatten", tensor(name), axis=0 if whole else 1)
+        parts.append(graph.cast(flat, np.float32))
+    return parts[0] if len(parts) == 1 else graph.emit("Concat", *parts, axis=1)
 
 
 def _arranged(
@@ -113,8 +120,6 @@ def _arranged(
     selection: Selection | None = None,
 ) -> Value:
     """The query tensor as (…, d) float32; `valid` (N, T) is the site's mask as bool, where it has one."""
-    if is_quantised(tensor.dtype):
-        tensor = graph.cast(tensor, np.float32)
     if site.layout is Layout.POSITIONS and not site.is_last:
         tensor = graph.emit("Transpose", tensor, perm=[*site.others, site.axis])
     elif site.layout is Layout.POOLED and site.axes > 2 and valid is not None:
@@ -122,8 +127,6 @@ def _arranged(
         tensor = pooled(graph, last, valid, site.axes)
     elif site.layout is Layout.POOLED and site.axes > 2:
         tensor = _mean_over_positions(graph, site, tensor)
-    elif site.layout is Layout.FLAT:
-        tensor = graph.emit("Flatten", tensor, axis=1)
     if selection is not None:
         tensor = graph.emit("GatherND", tensor, selection.indices)
     return graph.cast(tensor, np.float32)
