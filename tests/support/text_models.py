@@ -10,16 +10,21 @@ from gapa_onnx.arrays import Array
 WORDS, STRANGE, LOST = 50, 10, 1  # strange words are in no data; a lost one has no numbers for an embedding
 WIDTH, HIDDEN, CLASSES = 6, 8, 3
 
-_CONSTANTS = """int64[1] first = {1}, int64[1] last = {2}, float one = {1}, float low = {-1e9}, float zero = {0},
-    int64[2] merged = {-1, 6}, int64[3] as_texts = {0, -1, 8}"""
+_CONSTANTS = {
+    "first": np.array([1]),
+    "last": np.array([2]),
+    "merged": np.array([-1, WIDTH]),
+    "hidden": np.array([HIDDEN]),
+    **{name: np.array(number, np.float32) for name, number in (("one", 1), ("low", -1e9), ("zero", 0))},
+}
 
 ATTENTION = """f = Transpose<perm = [0, 2, 1]>(e)  s = MatMul(e, f)  b = Cast<to = 1>(attention_mask)
     o = Unsqueeze(b, first)  i = Sub(one, o)  p = Mul(i, low)  m = Add(s, p)  a = Softmax(m)  c = MatMul(a, e)"""
 PLAIN = "c = Identity(e)"
 TANH = "z = MatMul(c, w1)  h = Tanh(z)"
 CONVOLUTION = """x = Transpose<perm = [0, 2, 1]>(c)  z = Conv(x, k1)  h_ = Tanh(z)  h = Transpose<perm = [0, 2, 1]>(h_)"""
-MERGED = """x = Reshape(c, merged)  z = MatMul(x, w1)  h_ = Tanh(z)  q = Shape<start = 0, end = 2>(c)  r = Constant<value_ints = [8]>()
-    shape = Concat<axis = 0>(q, r)  h = Reshape(h_, shape)"""
+MERGED = """x = Reshape(c, merged)  z = MatMul(x, w1)  h_ = Tanh(z)  q = Shape<start = 0, end = 2>(c)
+    shape = Concat<axis = 0>(q, hidden)  h = Reshape(h_, shape)"""
 OF_TOKENS = "tokens = MatMul(h, w2)"
 #: The mean of h over the real tokens, without a product, so that what is no number at padding does not come in.
 POOLING = """v = Cast<to = 9>(attention_mask)  w = Unsqueeze(v, last)  kept = Where(w, h, zero)
@@ -41,10 +46,10 @@ def text_model(
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> net '
         f"(int64[n, {positions}] input_ids, {kind}[n, {positions}] {given}) => ({', '.join(outputs)}) "
-        f"<{_CONSTANTS}> {{ {'  '.join(body)} }}"
+        f"{{ {'  '.join(body)} }}"
     )
     used = {name for node in model.graph.node for name in node.input}
-    for name, array in weights().items():
+    for name, array in {**weights(), **_CONSTANTS}.items():
         if name in used:
             model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     return model
