@@ -190,3 +190,18 @@ def test_a_mask_inside_the_graph_may_be_named():
     assert made.calibration.fits[0].rows == LENGTHS.sum()
     answers = run(convert(model, inverted(ROWS), settings=settings).model, inverted(ROWS))
     assert (answers["tokens_score"][~REAL] == 0).all() and (answers["tokens_score"][REAL] > 0).all()
+
+
+@pytest.mark.parametrize("sites", ["auto", "h:pooled"])
+def test_batches_may_be_filled_up_to_lengths_of_their_own(sites):
+    """Each batch to its longest text, as a data loader does; the other data are filled up to 12 all over."""
+    model = text_model(text_models.PLAIN, text_models.TANH, tokens=True)
+    parts = np.array_split(np.argsort(LENGTHS, kind="stable"), 6)
+    sorted_rows = {name: array[np.concatenate(parts)] for name, array in ROWS.items()}
+    batches = [{name: array[part, : LENGTHS[part].max()] for name, array in ROWS.items()} for part in parts]
+    assert len({batch["input_ids"].shape[1] for batch in batches}) > 3
+    own, all_over = (convert(model, data, sites=sites, **CHOICES) for data in (batches, sorted_rows))
+    assert own.calibration.fits[0].rows == all_over.calibration.fits[0].rows
+    lines = [read(one.model).heads["tokens"].score.threshold for one in (own, all_over)]
+    assert lines[0] == pytest.approx(lines[1], rel=1e-3)  # means over batches of other sizes, in float32
+    assert read(own.model).sites[0].mask == "attention_mask"
