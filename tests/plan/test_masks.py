@@ -215,6 +215,34 @@ def test_channels_first_sites_have_it_where_positions_are_the_last_axis():
     assert site_mask(found, "h:positions@2") is None
 
 
+WINDOWS = {  # of convolutions over open lengths -> whether their number of positions stays
+    "Conv(x, k1)": True,
+    "Conv<pads = [1, 1]>(x, k3)": True,
+    "Conv<pads = [2, 0]>(x, k3)": True,  # causal
+    "Conv<pads = [2, 2], dilations = [2]>(x, k3)": True,
+    'Conv<auto_pad = "SAME_UPPER">(x, k3)': True,
+    "MaxPool<kernel_shape = [3], pads = [1, 1]>(c1)": True,  # behind another that leaves it
+    "Conv(x, k3)": False,
+    "Conv<pads = [1, 1], dilations = [2]>(x, k3)": False,
+    "Conv<pads = [1, 1], strides = [2]>(x, k3)": False,
+    'Conv<auto_pad = "SAME_UPPER", strides = [2]>(x, k3)': False,
+    "MaxPool<kernel_shape = [3], pads = [1, 1]>(c3)": False,
+}
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_mask_goes_through_convolutions_that_leave_the_length(window):
+    body = (
+        "e = Gather(table, input_ids)  x = Transpose<perm = [0, 2, 1]>(e)  c1 = Conv(x, k1)  c3 = Conv(x, k3)"
+    )
+    body += f"  z = {window}  h = Relu(z)  y = Conv(h, l)  logits = Transpose<perm = [0, 2, 1]>(y)"
+    found = source(body, result="float[n, u, 3] logits", k1=(5, 4, 1), k3=(5, 4, 3), l=(3, 5, 1))
+    # The mean over positions is written into the graph, where lengths must agree.
+    assert site_mask(found, "h:pooled") == ("attention_mask" if WINDOWS[window] else None)
+    # For single positions the arrays tell, see `valid_queries`.
+    assert site_mask(found, "h:positions") == "attention_mask"
+
+
 def test_vectors_of_whole_texts_have_no_mask_and_their_output_has_lengths():
     body = POOLING.format(mask="attention_mask", factor="") + "  " + MEAN.format(by="u") + REST
     plan = analyse(source(body, result=OF_TEXTS), Settings())
