@@ -187,7 +187,7 @@ def test_the_score_of_a_text_without_classes_is_the_mean_over_its_tokens():
 
 
 def test_a_mask_inside_the_graph_may_be_named():
-    """A model without a mask of its own: what is no padding is computed from the token numbers."""
+    """What is no padding is computed here, from the mask that is fed."""
     model = text_model(text_models.PLAIN, text_models.TANH, tokens=True, inverted=True)
     settings = Settings(mask="attention_mask", **CHOICES)
     made = steps(model, inverted(ROWS), settings)
