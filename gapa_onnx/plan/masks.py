@@ -26,6 +26,8 @@ from gapa_onnx.variance.sites import Layout, Site
 _CALLED_MASK = re.compile(r"mask(_?\d+)?(:\d+)?$", re.IGNORECASE)
 _OTHER_MASKS = re.compile(r"head|global|loss|label|perm|special|image|pixel", re.IGNORECASE)
 _OF_PADDING = re.compile(r"pad", re.IGNORECASE)
+_MADE_UP = re.compile(r"unk__\d+$")  # names of shape inference
+_SLIDING = ("Conv", "MaxPool", "AveragePool", "LpPool")
 LOW = -1000.0  # what a score of attention is lowered by at padding, at least
 
 Size = int | str | None
@@ -58,7 +60,7 @@ def find_masks(source: SourceModel, asked: str) -> tuple[Mask, ...]:
 
 def with_mask(source: SourceModel, site: Site, masks: Sequence[Mask]) -> Site:
     """The site with the mask of its queries, where one of the masks is theirs."""
-    shape = source.tensors[site.query].shape
+    shape = _shape(source, site.query)
     if site.layout is Layout.FLAT or not masks:
         return site
     if shape is not None and not site.is_last:
@@ -71,7 +73,7 @@ def with_mask(source: SourceModel, site: Site, masks: Sequence[Mask]) -> Site:
 
 def head_with_mask(source: SourceModel, head: Head, masks: Sequence[Mask]) -> Head:
     """The head with the mask of its positions, where it has some, and with that of lengths, where it has one score."""
-    shape = source.tensors[head.output].shape
+    shape = _shape(source, head.output)
     if not masks or shape is None:
         return head
     if head.axis is not None:
@@ -109,11 +111,56 @@ def _of_lengths(masks: Sequence[Mask]) -> str | None:
 
 
 def _same(a: Size, b: Size) -> bool:
-    return a == b and not _open(a)
+    return a == b and not _nameless(a)
+
+
+def _nameless(size: Size) -> bool:
+    return size is None or size == "" or size == -1
 
 
 def _open(size: Size) -> bool:
-    return size is None or size == "" or size == -1
+    """Whether nothing is known of a size: it has no name, or one that shape inference made up."""
+    return _nameless(size) or (isinstance(size, str) and _MADE_UP.match(size) is not None)
+
+
+def _shape(source: SourceModel, name: str) -> list[Size] | None:
+    """The shape of a tensor, with a convolution's sizes called as those that it leaves as they are."""
+    shape, kept = source.tensors[name].shape, source.once(_kept_sizes)
+    return None if shape is None else [kept.get(size, size) for size in shape]
+
+
+def _kept_sizes(source: SourceModel) -> dict[Size, Size]:
+    """Sizes behind windows that slide over all positions and leave their number, and the same sizes before them.
+
+    Shape inference makes up a new name for a size that has one, whatever the window.
+    """
+    kept: dict[Size, Size] = {}
+    for node in source.graph.nodes:
+        if node.op not in _SLIDING:
+            continue
+        before, after = node.inputs[0].shape, node.outputs[0].shape
+        if before is None or after is None or len(before) != len(after):
+            continue
+        for a, b, leaves in zip(before[2:], after[2:], _leave_size(node, len(before) - 2)):
+            if leaves and isinstance(b, str) and not _nameless(a):
+                kept[b] = kept.get(a, a)
+    return kept
+
+
+def _leave_size(node: gs.Node, axes: int) -> list[bool]:
+    """Along which axes a window meets each position once."""
+    window = node.attrs.get("kernel_shape")
+    if window is None and len(node.inputs) > 1 and node.inputs[1].shape is not None:
+        window = node.inputs[1].shape[2:]
+    if window is None or not all(isinstance(size, int) for size in window):
+        return [False] * axes
+    strides, dilations = (node.attrs.get(name, [1] * axes) for name in ("strides", "dilations"))
+    padding = node.attrs.get("auto_pad", "NOTSET")
+    pads = node.attrs.get("pads", [0] * 2 * axes) if padding == "NOTSET" else [0] * 2 * axes
+    return [
+        stride == 1 and (padding.startswith("SAME") or pads[at] + pads[at + axes] == dilation * (size - 1))
+        for at, (size, stride, dilation) in enumerate(zip(window, strides, dilations))
+    ]
 
 
 # ------------------------------------------------------------------------- what is a mask
