@@ -78,7 +78,7 @@ def _measured(source: Path, out: Path, options: argparse.Namespace) -> dict[str,
     }
     strange = {
         "noise": (rng.random((1, 3, SIDE, SIDE)).astype(np.float32) for _ in new),
-        **{f"tiles {n} x {n}": (_shuffled(_pixels(picture), n, rng) for picture in new) for n in TILES},
+        **{f"tiles {n} x {n}": _all_shuffled(new, n, rng) for n in TILES},
     }
     for name, pictures in strange.items():
         answers = _answers(session, pictures)
@@ -117,6 +117,11 @@ def _shuffled(pixels: np.ndarray, count: int, rng: np.random.Generator) -> np.nd
     tiles = pixels.reshape(3, count, side, count, side).transpose(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
     mixed = tiles[rng.permutation(count * count)].reshape(count, count, 3, side, side)
     return np.ascontiguousarray(mixed.transpose(2, 0, 3, 1, 4).reshape(1, 3, SIDE, SIDE))
+
+
+def _all_shuffled(pictures: list[bytes], count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    for picture in pictures:
+        yield _shuffled(_pixels(picture), count, rng)
 
 
 def _answers(session: Any, pictures: Iterable[np.ndarray]) -> dict[str, np.ndarray]:

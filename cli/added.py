@@ -36,7 +36,7 @@ _ROLES = {
     "class_var": "the variance of the class logits",
     "box_var": "the variance of the four box numbers, in their own units",
     "objectness": "the probability of an object that allows for the variance",
-    "image_score": "how strange the image is: the mean over its candidates",
+    "image_score": "how strange the image is, by all that its candidates come from",
     "image_ood": "true where that is not below its threshold",
     "aleatoric_var": "the variance of the noise around {}",
     "total_var": "both variances together",

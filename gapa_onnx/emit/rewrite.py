@@ -100,7 +100,8 @@ def rewrite(
         return _scores_alone(plan, fits[plan.sites[0].output])
     result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
     graph = result.graph
-    answers = _answers(plan, result, own, at_sites, settings, targets)
+    prior = {name: float(np.mean(fit.prior_var, dtype=np.float64)) for name, fit in fits.items()}
+    answers = _answers(plan, result, own, prior, at_sites, settings, targets)
     infos: list[onnx.ValueInfoProto] = []
     wanted: list[Value] = []
     roles: dict[str, dict[str, str]] = {}
@@ -134,6 +135,7 @@ def _answers(
     plan: Plan,
     result: Propagation,
     own: Mapping[str, Value],
+    prior: Mapping[str, float],
     at_sites: Mapping[str, SiteTensors],
     settings: Settings,
     targets: Collection[str],
@@ -141,7 +143,7 @@ def _answers(
     """What stands beside each output, in the order of the file."""
     source, graph, answers = plan.source, result.graph, {}
     for output, head in _outputs_with_heads(plan):
-        found = answer(source, graph, head, result.variances, plan.sites, own, settings)
+        found = answer(source, graph, head, result.variances, plan.sites, own, settings, prior)
         if output.name in targets:
             last = _last_reaching(graph, at_sites, found.roles["var"])
             hidden = graph.tensor(last.queries, np.dtype(np.float32))

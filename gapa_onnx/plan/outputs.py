@@ -58,13 +58,16 @@ def answer(
     sites: Sequence[Site],
     own: Mapping[str, Value],
     settings: Settings,
+    prior: Mapping[str, float] | None = None,
 ) -> Answer:
     """Emit all that stands beside one output.
 
-    `variances` are those of all tensors, `own` those that are born at each site, by its output.
+    `variances` are those of all tensors, `own` those that are born at each site, by its output, and `prior` the mean
+    prior variance there.
     """
     if head.detector is not None:
-        return _detection(source, graph, head, variances, settings)
+        born = [(value, (prior or {}).get(name, 1.0)) for name, value in own.items()]
+        return _detection(source, graph, head, variances, settings, born)
     roles = {"var": variances[head.output]}
     logits_var, factor = variances[head.logits], None
     if settings.covariance == "full":
@@ -95,11 +98,16 @@ def answer(
 
 
 def _detection(
-    source: SourceModel, graph: VarianceGraph, head: Head, variances: Mapping[str, Value], settings: Settings
+    source: SourceModel,
+    graph: VarianceGraph,
+    head: Head,
+    variances: Mapping[str, Value],
+    settings: Settings,
+    born: Sequence[tuple[Value, float]],
 ) -> Answer:
     """All that stands beside a detector's class scores; a variance of the whole output only where all is asked for."""
     count = settings.candidates
-    roles, spread = emit_detection(graph, source, head, variances, _options(settings), count)
+    roles, spread = emit_detection(graph, source, head, variances, _options(settings), count, born)
     if count == "all" and head.output in variances:
         roles = {"var": variances[head.output], **roles}
     found = Answer(roles, spread, None, score=roles["score"])

@@ -277,11 +277,18 @@ def test_probabilities_by_the_bridge(form):
 
 
 @pytest.mark.parametrize("form", detectors.FORMS)
-def test_the_score_of_an_image_is_the_mean_of_its_candidates(form):
+def test_the_score_of_an_image_is_over_all_that_was_asked(form):
+    """The mean over the queries of all sites of τ s / (1 + b s): own variance in units of prior variance."""
     answers = Answers(form)
-    np.testing.assert_allclose(
-        answers["image_score"], answers["score"].astype(np.float64).mean(axis=1), rtol=1e-5
-    )
+    fits = answers.conversion.numbers.fits
+    for row in range(3):
+        alone = {name: array[row : row + 1] for name, array in IMAGES.items()}
+        values = run(answers.conversion.model, alone, [f"{fit.site.prefix}/share" for fit in fits])
+        found = []
+        for fit in fits:
+            share = values[f"{fit.site.prefix}/share"].astype(np.float64).ravel()
+            found.append(fit.scale * share / (1 + max(fit.scale / fit.ceiling - 1, 0) * share))
+        np.testing.assert_allclose(answers["image_score"][row], np.concatenate(found).mean(), rtol=1e-4)
     assert answers["image_score"].shape == (3,)
     for scores, flags in (("score", "ood"), ("image_score", "image_ood")):
         assert answers[flags].shape == answers[scores].shape

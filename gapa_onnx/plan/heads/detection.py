@@ -6,13 +6,13 @@ With p_c the class probabilities of a candidate and o that of an object, where t
     class_var    variance of the class logits           logit p has the variance var(p) / (p (1 - p))²
     probs, …     as for labels or classes (`classes`)   one candidate is one row
     box_var      variance of the four box numbers       as the model decodes them, in their own units
-    image_score  mean score of an image's candidates
+    image_score  mean own variance, in prior variances, of all that was asked about an image: for boxes and for classes
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.heads.classes import HeadOptions, emit_classes
 from gapa_onnx.variance.demand import OLDEST_OPSET
 from gapa_onnx.variance.graph import Value, VarianceGraph
+from gapa_onnx.variance.values import Scaled
 
 #: Probabilities are kept so far from 0 and 1 that their logits, and p (1 - p) squared, are numbers of single precision.
 FAINTEST, SUREST = 1e-12, 1 - 2.0**-20
@@ -134,8 +135,12 @@ def emit_detection(
     variances: Mapping[str, Value],
     options: HeadOptions,
     count: str | int,
+    born: Sequence[tuple[Value, float]] = (),
 ) -> tuple[dict[str, Value], Value]:
-    """Emit a detector's head: its outputs by role, and the mean variance of the class logits of each candidate."""
+    """Emit a detector's head: its outputs by role, and the mean variance of the class logits of each candidate.
+
+    `born` are the variances that are born at the sites, each with the prior variance there.
+    """
     detector = head.detector
     assert detector is not None
     if graph.opset < OLDEST_OPSET:
@@ -148,12 +153,33 @@ def emit_detection(
         graph, source, head, variances, options, Chosen(graph, indices, True), head.output
     )
     with graph.scope(f"{head.output}/image_score"):
-        roles["image_score"] = graph.reduce("ReduceMean", roles["score"], [1], keepdims=False)
+        alike = [(own, prior) for own, prior in born if isinstance(own, Scaled)]
+        if options.score == "variance" and alike and len(alike) == len(born):
+            roles["image_score"] = _mean_of_queries(graph, alike)
+        else:
+            roles["image_score"] = graph.reduce("ReduceMean", roles["score"], [1], keepdims=False)
     if detector.selected is not None:
         chosen = Chosen(graph, selected_places(graph, detector), False)
         also, _ = _answers(graph, source, head, variances, options, chosen, f"{head.output}/selected")
         roles |= {f"selected_{role}": value for role, value in also.items()}
     return {"candidates": indices, **roles}, spread
+
+
+def _mean_of_queries(graph: VarianceGraph, born: Sequence[tuple[Scaled, float]]) -> Value:
+    """(N,): what all queries of an image found, each in units of the prior variance of its site.
+
+    Where classes say little about what is strange, boxes may: shuffled parts of photographs end where no edge is.
+    """
+    sums, counts = [], []
+    for own, prior in born:
+        unit = graph.reduce("ReduceMean", own.profile, None, keepdims=False) / prior
+        flat = graph.emit("Flatten", own.scale, axis=1)  # 0 where nothing was asked
+        sums.append(graph.reduce("ReduceSum", flat, [1], keepdims=False) * unit)
+        counts.append(graph.reduce("ReduceSum", flat > 0, [1], keepdims=False))
+    total, count = sums[0], counts[0]
+    for more, also in zip(sums[1:], counts[1:]):
+        total, count = total + more, count + also
+    return total / graph.at_least(count, 1.0)
 
 
 def _answers(
