@@ -329,6 +329,8 @@ def _prior_var(collector: Collector) -> Array:
     var = np.maximum(moments.std, SMALLEST_STD).astype(np.float32) ** 2
     if site.layout in (Layout.POSITIONS, Layout.POOLED):
         return var.reshape(-1, *[1] * (site.axes - 1 - site.axis))
-    if site.layout is Layout.FLAT and not site.joined:
+    if (
+        site.layout is Layout.FLAT and not site.joined and site.axes > 1
+    ):  # one axis has no rows, and no variance
         return var.reshape(collector.map_shape)
     return var

@@ -15,6 +15,7 @@ product.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,14 +103,17 @@ def read_queries(
 
     if site.layout is not Layout.FLAT:
         return _arranged(graph, site, tensor(site.query), valid_for_mean(graph, source, site), selection)
-    parts = []
-    for name in (site.query, *site.joined):
-        shape = source.tensors[name].shape
-        # One axis of a fixed size has no rows: it is one sample as a whole.
-        whole = shape is not None and len(shape) == 1 and isinstance(shape[0], int)
-        flat = graph.emit("Flatten", tensor(name), axis=0 if whole else 1)
-        parts.append(graph.cast(flat, np.float32))
+    names = (site.query, *site.joined)
+    axis = 0 if _are_one_sample([source.tensors[name].shape for name in names]) else 1
+    parts = [graph.cast(graph.emit("Flatten", tensor(name), axis=axis), np.float32) for name in names]
     return parts[0] if len(parts) == 1 else graph.emit("Concat", *parts, axis=1)
+
+
+def _are_one_sample(shapes: Sequence[Sequence[object] | None]) -> bool:
+    """Whether tensors have no axis of rows: first axes of fixed sizes that differ, or no other axes."""
+    first = [shape[0] if shape else None for shape in shapes]
+    fixed = all(isinstance(size, int) for size in first)
+    return fixed and (len(set(first)) > 1 or any(shape is not None and len(shape) == 1 for shape in shapes))
 
 
 def _arranged(

@@ -325,3 +325,24 @@ def test_labels_are_still_needed_elsewhere(tmp_path):
     gapa_onnx.convert(pipelines.logistic_regression(linear, 3), {"X": SMALL / 100}, tmp_path / "m.onnx", k=20)
     with pytest.raises(UserError, match="judged by labels"):
         evaluate(tmp_path / "m.onnx", {"X": SMALL / 100})
+
+
+@pytest.mark.parametrize(
+    "signature, body, rows",
+    [
+        ("(float[6] x) => (float[2] a, float[4] b)", "a, b = Split<axis=0, split=[2, 4]>(x)", {"x": (6,)}),
+        ("(float[2, 3, 2] x, float[4, 3, 2] z) => (float[6, 3, 2] y)", "y = Concat<axis=0>(x, z)", {"x": (2, 3, 2), "z": (4, 3, 2)}),
+    ],
+)  # fmt: skip
+def test_inputs_without_rows_are_one_sample(signature, body, rows):
+    """Sizes that are fixed and differ are no rows: what is fed together has one score."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 12]> net {signature} {{ {body} }}')
+    rng = np.random.default_rng(0)
+    given = [{k: rng.normal(size=s).astype(np.float32) for k, s in rows.items()} for _ in range(60)]
+    conversion = gapa_onnx.convert(model, given, m=30, k=8, allow_uncovered=True)
+    assert conversion.plan.score_only and all(check.passed for check in conversion.checks)
+    name = f"{conversion.plan.heads[0].output}_score"
+    session = ort.InferenceSession(conversion.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    far = {name: 30 * array for name, array in given[0].items()}
+    (near_score,), (far_score,) = (session.run([name], fed) for fed in (given[0], far))
+    assert near_score.shape == far_score.shape == (1,) and far_score > near_score
