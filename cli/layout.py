@@ -52,7 +52,8 @@ def lines(*entries: tuple[str, str]) -> None:
     """
     out = console()
     for label, text in entries:
-        out.print(Text.assemble((f"{label:<{LABEL}}", "bold"), _hanging(text, LABEL)), soft_wrap=True)
+        width = max(LABEL, len(label) + 2)
+        out.print(Text.assemble((f"{label:<{width}}", "bold"), _hanging(text, width)), soft_wrap=True)
 
 
 def legend(**meanings: str) -> None:
