@@ -158,10 +158,12 @@ def _sound_heads(heads: Mapping[str, HeadRecord], answers: Sequence[Batch]) -> l
 
 
 def _judged_by(head: HeadRecord, output: str, answer: Batch) -> Array:
-    """What a head's probabilities must agree with: the output, or the class scores of a detector's candidates."""
-    if head.detection is None or head.detection.classes not in answer:
-        return as_array(answer[output]) if head.detection is None else answer[head.outputs["probs"]]
-    return candidate_scores(head, answer)
+    """What a head's probabilities must agree with: the output, or the class scores of a detector's candidates. Where
+    NonMaxSuppression selects among these, no output holds them, and nothing is left to agree with."""
+    if head.detection is not None and head.detection.classes in answer:
+        return candidate_scores(head, answer)
+    held: Array = as_array(answer[output if head.detection is None else head.outputs["probs"]])
+    return held
 
 
 def _head_faults(head: HeadRecord, axis: int, mean: Array, answer: Batch) -> Iterator[str]:

@@ -487,3 +487,37 @@ def test_variances_are_those_of_sampled_activations():
     np.testing.assert_allclose(logits.var(axis=0, ddof=1), answers["class_var"][0], rtol=5 * error)
     slack = 0.05  # boxes are not linear in them; what the first order leaves
     np.testing.assert_allclose(boxes.var(axis=0, ddof=1), answers["box_var"][0], rtol=5 * error + slack)
+
+
+@pytest.mark.parametrize("opset", [11, 12])
+@pytest.mark.parametrize("form", ["yolox", "ssd", "retina", "detr"])
+def test_the_oldest_opsets(form, opset):
+    """Their Min takes no whole numbers, and their Softmax all axes from the given one on."""
+    model = detectors.FORMS[form](CLASSES, size=32)
+    model.opset_import[0].version = opset
+    conversion = gapa_onnx.convert(model, detectors.pictures(24), m=24, k=8, candidates=CANDIDATES)
+    assert all(check.passed for check in conversion.checks)
+    new, old = (run(one.model, IMAGES) for one in (converted(form), conversion))
+    (head,) = [head for head in conversion.plan.heads if head.detector]
+    np.testing.assert_array_equal(old[f"{head.output}_candidates"], new[f"{head.output}_candidates"])
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_candidates_by_a_softmax_along_the_first_of_two_axes(opset):
+    """Logits (N, C, A), whose last class is no object, against numpy."""
+    text = (
+        f'<ir_version: 8, opset_import: ["": {opset}]> net (float[n, 8] x) =>'
+        " (float[n, 4, 9] boxes, float[n, 3, 9] scores) <int64[3] b = {0, 4, 9}, int64[3] s = {0, 3, 9}>"
+        " { z = MatMul(x, w)  h = Tanh(z)  p = MatMul(h, u)  boxes = Reshape(p, b)"
+        "  q = MatMul(h, v)  scores = Reshape(q, s) }"
+    )
+    model, rng = onnx.parser.parse_model(text), np.random.default_rng(3)
+    for name, shape in (("w", (8, 6)), ("u", (6, 36)), ("v", (6, 27))):
+        model.graph.initializer.append(
+            onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+        )
+    rows = {"x": rng.normal(size=(60, 8)).astype(np.float32)}
+    found = run(gapa_onnx.convert(model, rows, m=30, k=8, candidates=4).model, rows)
+    chances = np.exp(found["scores"].astype(np.float64))
+    confidence = (chances / chances.sum(axis=1, keepdims=True))[:, :2].max(axis=1)
+    np.testing.assert_array_equal(found["scores_candidates"], np.argsort(-confidence, axis=1)[:, :4])

@@ -23,6 +23,7 @@ from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.detection import Detector, Slab
 from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.heads.classes import HeadOptions, emit_classes
+from gapa_onnx.plan.heads.split import ClassAxis, log_softmax
 from gapa_onnx.variance.demand import OLDEST_OPSET
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.values import Scaled
@@ -84,7 +85,8 @@ def most_confident(graph: VarianceGraph, source: SourceModel, detector: Detector
         )
         if not detector.squashed:
             softmax = detector.link == "softmax"
-            scores = graph.emit("Softmax", scores, axis=slab.axis) if softmax else scores.sigmoid()
+            axis = ClassAxis(slab.axis, 3, slab.count)
+            scores = log_softmax(graph, axis, scores).exp() if softmax else scores.sigmoid()
         if detector.background is not None:
             scores = _without(graph, slab, scores, detector.background)
         confidence = graph.reduce("ReduceMax", scores, [slab.axis], keepdims=False)
@@ -93,8 +95,13 @@ def most_confident(graph: VarianceGraph, source: SourceModel, detector: Detector
             known = graph.squeeze(graph.slice(tensor, slab.axis, at, at + 1), [slab.axis])
             confidence = confidence * (known if detector.squashed else known.sigmoid())
         size = graph.dimension(confidence, 1)
-        wanted = size if isinstance(count, str) else graph.emit("Min", size, graph.ints(count))
-        return graph.topk(confidence, wanted, 1)[1]
+        return graph.topk(confidence, size if isinstance(count, str) else _at_most(graph, size, count), 1)[1]
+
+
+def _at_most(graph: VarianceGraph, size: Value, count: int) -> Value:
+    """The smaller of two whole numbers; Min takes these from opset 12 on only."""
+    limit = graph.ints(count)
+    return graph.where(graph.compare("Less", size, limit), size, limit)
 
 
 def _without(graph: VarianceGraph, slab: Slab, scores: Value, background: int) -> Value:
