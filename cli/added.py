@@ -12,8 +12,8 @@ def added(heads: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     for name, head in heads.items():
         roles = head["outputs"]
         found += [("adds", f"{roles[r]}, {text.format(name)}") for r, text in _ROLES.items() if r in roles]
-        for role, whose in (("score", ""), ("image_score", ", for images")):
-            found += [("threshold", threshold_line(head[role]) + whose)] if role in head else []
+        for role, score in head.get("scores", {}).items():
+            found.append(("flags", threshold_line(score) + _WHOSE.get(role, "")))
         if "noise" in head:
             noise = head["noise"]
             found.append(
@@ -31,18 +31,29 @@ _ROLES = {
     "aleatoric": "because the classes overlap",
     "epistemic": "because the model has not seen such inputs",
     "score": "how strange the input is",
-    "ood": "true where that is not below the threshold",
+    "pvalue": "how rare that is: the share of ordinary inputs as strange or stranger",
+    "ood": "true where it is too rare",
     "candidates": "places of the most confident candidates, whose answers the others are",
     "class_var": "the variance of the class logits",
     "box_var": "the variance of the four box numbers, in their own units",
     "objectness": "the probability of an object that allows for the variance",
-    "image_score": "how strange the image is, by all that its candidates come from",
-    "image_ood": "true where that is not below its threshold",
+    "image_score": "how strange the image is as a whole",
+    "image_pvalue": "how rare that is",
+    "image_ood": "true where it is too rare",
+    "seq_score": "how strange the sequence is as a whole",
+    "seq_pvalue": "how rare that is",
+    "seq_ood": "true where it is too rare",
     "aleatoric_var": "the variance of the noise around {}",
     "total_var": "both variances together",
 }
 
 
+_WHOSE = {"image_score": ", of images", "seq_score": ", of sequences"}
+
+
 def threshold_line(score: Mapping[str, Any]) -> str:
-    level = "given by hand" if score["quantile"] is None else f"quantile {score['quantile']:g}"
-    return f"{score['threshold']:.4g}: {level} of {score['rows']} {score['source']}"
+    level = (
+        f"scores from {score['threshold']:.4g}" if score["quantile"] is None else f"p ≤ {1 - score['quantile']:.3g}"
+    )
+    promise = {"approximate": "approximate, as the model may have been fitted to them"}.get(score["promise"], "exact")
+    return f"{level}, by {score['rows']} {score['source']} ({promise})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import onnx
@@ -18,13 +18,13 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.strict_json import Damage, decoded, encoded, shown
 
 METADATA_KEY = "gapa_onnx"
-FORMAT = 2  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
+FORMAT = 3  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
 
 
 # Text that is one of some words.
 Layout = Annotated[str, "rows", "positions", "pooled", "flat"]
 Index = Annotated[str, "flat", "ivf", "ivfpq", "hnsw", "local"]
-Metric = Annotated[str, "euclidean", "standardised", "whitened", "direction"]
+Metric = Annotated[str, "euclidean", "standardised", "whitened", "direction", "whitened-direction"]
 Storage = Annotated[str, "float32", "float16", "int8"]
 Task = Annotated[
     str, "classification", "multilabel", "regression", "segmentation", "tokens", "detection", "none"
@@ -32,7 +32,8 @@ Task = Annotated[
 Link = Annotated[str, "softmax", "sigmoid", "identity"]
 Bridge = Annotated[str, "shared", "per-class"]
 Quadrature = Annotated[str, "latin", "grid", "samples"]
-Score = Annotated[str, "variance", "epistemic", "share"]
+Score = Annotated[str, "witnesses", "variance", "epistemic", "share"]
+Promise = Annotated[str, "exact", "approximate"]
 Channels = Annotated[str, "first", "last"]
 Colors = Annotated[str, "rgb", "bgr", "grey"]
 
@@ -68,13 +69,13 @@ class ImageRecord:
     std: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class SiteRecord:
-    """One site: where it is, its numbers, and the names of its tensors."""
+@dataclass(frozen=True, kw_only=True)
+class PlaceRecord:
+    """A place with a share: where it is, its numbers, and the names of its tensors. A witness is no more than that."""
 
     name: str  #: of the node or tensor, as people call it
     query: str  #: tensor of the source that is compared with the inducing points
-    output: str  #: tensor of the source that becomes uncertain
+    output: str  #: tensor of the source that becomes uncertain, if it is a site
     activation: str | None
     layout: Layout  #: what of a tensor is one query
     axis: int  #: of the query tensor's features; -1, the last, where its rank is not known
@@ -85,8 +86,6 @@ class SiteRecord:
     width: int
     k: int
     length_scale: float
-    scale: float  #: τ
-    ceiling: float  #: A
     jitter: float
     index: Index  #: how neighbours are found
     index_settings: Mapping[str, int | float]
@@ -102,6 +101,17 @@ class SiteRecord:
     metric: Metric = (
         "euclidean"  #: of distances between queries; standardised: each number in standard deviations
     )
+    metrics: Mapping[str, float] = field(
+        default_factory=dict
+    )  #: mean AUROC of strange inputs by each metric that was tried, where it was chosen so
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteRecord(PlaceRecord):
+    """A place where variance is born."""
+
+    scale: float  #: τ
+    ceiling: float  #: A
 
 
 @dataclass(frozen=True)
@@ -113,17 +123,33 @@ class PointsRecord:
 
 
 @dataclass(frozen=True)
+class WitnessesRecord:
+    """How witnesses are combined to a score: z = (log x - centre) · slope of each share and of the entropy."""
+
+    shares: tuple[str, ...]  #: tensors (N, 1), in the order of centre and slope
+    entropy: str | None  #: tensor (N, 1): of the source's own prediction, after the shares
+    centre: str  #: initializer
+    slope: str  #: initializer
+
+
+@dataclass(frozen=True)
 class ScoreRecord:
-    """The score of an output on ordinary inputs, and the line beyond which an input is flagged."""
+    """The score of an output on ordinary inputs, and how rare a score must be for an input to be flagged."""
 
     kind: Score
-    rows: int  #: that the quantiles were taken over
+    rows: int  #: that ordinary scores were taken over
     source: str  #: which rows those were
-    quantiles: Mapping[str, float]
-    tensor: str  #: the initializer that the score is compared with
-    quantile: float | None  #: None where the threshold was given as a number
-    threshold: float
+    promise: Promise  #: exact where nothing was fitted to these rows, so that a p-value keeps what it says
+    ranked: str  #: tensor whose values p-values rank: the score, or the same by shares alone
+    quantiles: Mapping[str, float]  #: of what is ranked
+    ordinary: str  #: initializer: the sorted scores, in rows
+    largest: str  #: initializer: the largest of each row
+    count: str  #: initializer: how many they are
+    level: str  #: initializer: the p-value at and below which an input is flagged
+    quantile: float | None  #: 1 - level; None where the threshold was given as a number
+    threshold: float  #: in units of what is ranked
     lengths: Mapping[str, float] | None = None  #: how it is levelled over lengths, where a mask tells them
+    witnesses: WitnessesRecord | None = None  #: where it is made of their shares
 
 
 @dataclass(frozen=True)
@@ -165,12 +191,15 @@ class HeadRecord:
     bridge: Bridge | None = None
     points: PointsRecord | None = None
     operator: str | None = None  #: the node of the head, where it is one operator
-    score: ScoreRecord | None = None
-    image_score: ScoreRecord | None = None  #: of a whole image, where candidates have their own
+    scores: Mapping[str, ScoreRecord] = field(default_factory=dict)  #: by role: score, image_score or seq_score
     noise: NoiseRecord | None = None
     uncovered: str | None = None  #: which part of the output varies with the data and has no variance
     mask: str | None = None  #: tensor that tells padding among its positions, as that of a site
     detection: DetectionRecord | None = None
+
+    @property
+    def score(self) -> ScoreRecord | None:
+        return self.scores.get("score")
 
     @property
     def score_only(self) -> bool:
@@ -220,12 +249,18 @@ class Record:
     settings: Mapping[str, str | int | float | None]
     data: DataRecord
     sites: tuple[SiteRecord, ...]  #: in the order of the graph
+    witnesses: tuple[PlaceRecord, ...]  #: places that pass no variance on, in the order of the graph
     heads: Mapping[str, HeadRecord]  #: by output
     cuts: tuple[CutRecord, ...]
     images: ImageRecord | None = None  #: where the calibration data were images
     budget: BudgetRecord | None = None
     uncovered: tuple[str, ...] = ()  #: outputs that vary with the data and have no variance at all
     states: tuple[str, ...] = ()  #: outputs that are fed again at the next call, and have no variance
+
+    @property
+    def places(self) -> tuple[PlaceRecord, ...]:
+        """Where a share is computed."""
+        return (*self.sites, *self.witnesses)
 
     def as_json(self) -> dict[str, Any]:
         """The record as JSON has it; what holds its default is left out."""
@@ -305,14 +340,15 @@ def require_described(heads: Mapping[str, HeadRecord], present: Collection[str])
 
 
 def require_thresholds(record: Record, graph: onnx.GraphProto) -> None:
-    """UserError where the threshold of a score is not a number of the graph."""
-    numbers = {tensor.name for tensor in graph.initializer if math.prod(tensor.dims) == 1}
+    """UserError where the level of a score is not a number of the graph, or its ordinary scores are not in it."""
+    sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
     for output, head in record.heads.items():
-        for role, score in (("score", head.score), ("image_score", head.image_score)):
-            if score is not None and score.tensor not in numbers:
-                raise damaged(
-                    f"heads.{output}.{role}.tensor is {score.tensor!r}, which is not a number of the graph"
-                )
+        for role, score in head.scores.items():
+            for part in ("level", "count", "ordinary", "largest"):
+                name = getattr(score, part)
+                if name not in sizes or (part in ("level", "count") and sizes[name] != 1):
+                    what = "a number" if part in ("level", "count") else "an initializer"
+                    raise damaged(f"heads.{output}.scores.{role}.{part} is {name!r}, which is not {what} of the graph")
 
 
 def damaged(what: str) -> UserError:

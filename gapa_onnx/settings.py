@@ -165,7 +165,9 @@ def _number(value: object) -> float:
 # ------------------------------------------------------------------------------- the settings
 
 #: What `paper` decides, beside the solver; who asks for it cannot choose these.
-PAPER = MappingProxyType({"length_scale": "input", "scale": "none", "metric": "euclidean"})
+PAPER = MappingProxyType(
+    {"length_scale": "input", "scale": "none", "metric": "euclidean", "witnesses": "none", "score": "variance"}
+)
 
 _QUANTILE_HINT = "0.95 flags about one in twenty inputs like the calibration data"
 
@@ -177,10 +179,15 @@ class Settings:
     sites: str = words(
         default="auto",
         metavar="S",
-        help="Where uncertainty enters: auto (the input of the last layer; the first hidden vector too, where "
-        "layers are fully connected), last, all, score-only (a score of how strange an input is, and no variances; auto "
+        help="Where uncertainty enters: auto (the input of the last layer), last, all, score-only (a score of how strange an input is, and no variances; auto "
         "comes to that where none passes, as in trees), or names of nodes or tensors, separated by commas, each with an "
         "optional :rows, :positions, :pooled or :flat.",
+    )
+    witnesses: str = words(
+        default="auto",
+        metavar="W",
+        help="Places that say how strange an input is, and pass no variance on: auto (ends of stages, blocks, the first "
+        "hidden vector), none beside the sites, or names as those of sites.",
     )
     on_unsupported: str = one_of(
         "error",
@@ -222,9 +229,11 @@ class Settings:
         group=HEADS,
     )
     score: str = one_of(
+        "witnesses",
         "variance",
         "epistemic",
-        help="What the threshold is for: the mean variance, or the epistemic part of the entropy.",
+        help="How strange an input is: by the witnesses and, of classes, the entropy of the prediction; by the mean "
+        "variance; or by the epistemic part of the entropy.",
         group=HEADS,
     )
     bridge: str = one_of(
@@ -308,10 +317,11 @@ class Settings:
     metric: str = one_of(
         "auto",
         "euclidean",
-        "whitened",
         "direction",
-        help="Of distances between activations: euclidean, after whitening, or between their directions, each divided "
-        "by its length; auto takes directions at a detector's candidates, else euclidean.",
+        "whitened",
+        "whitened-direction",
+        help="Of distances between activations: as they are, between their directions, after whitening, or both; auto "
+        "takes at each place the one that tells inputs apart that are made strange, or those of `strange`.",
         group=GAUSSIAN_PROCESS,
     )
     jitter: float = fraction(
@@ -327,16 +337,17 @@ class Settings:
         _require_consistent(self)
 
     def as_in_paper(self) -> Settings:
-        """The paper's reading: length scale of the inputs, no τ, Euclidean distances, the query's own neighbours."""
+        """The paper's reading: length scale of the inputs, no τ, Euclidean distances, the query's own neighbours, and
+        the mean variance as the score."""
         solver = "exact" if self.solver == "auto" else self.solver
-        length_scale, scale, metric = (PAPER[name] for name in ("length_scale", "scale", "metric"))
-        return replace(self, length_scale=length_scale, scale=scale, metric=metric, solver=solver)
+        return replace(self, **{**PAPER, "solver": solver})
 
     def metric_at(self, chosen: bool) -> str:
-        """The metric of a site; `chosen` where its queries are those of a detector's candidates."""
+        """The metric of a place, auto where the data choose; `chosen` where its queries are those of a detector's
+        candidates, of which an ordinary image has strange ones too."""
         if self.metric != "auto":
             return self.metric
-        return "direction" if chosen else "euclidean"
+        return "direction" if chosen else "auto"
 
     @property
     def most_points(self) -> int:

@@ -66,7 +66,7 @@ def _dataclass(kind: Any, plain: Any, where: str) -> Any:
         place = f"{where}.{part.name}".lstrip(".")
         if part.name in plain:
             values[part.name] = decoded(hints[part.name], plain[part.name], place)
-        elif part.default is dataclasses.MISSING:
+        elif part.default is dataclasses.MISSING and part.default_factory is dataclasses.MISSING:
             raise Damage(f"{place} is missing")
     unknown = sorted(set(plain) - set(hints))
     if unknown:
@@ -90,9 +90,13 @@ def encoded(value: Any) -> Any:
     """A value as JSON has it; of a dataclass, what holds its default is left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = ((part, getattr(value, part.name)) for part in dataclasses.fields(value))
-        return {part.name: encoded(held) for part, held in parts if held != part.default}
+        return {part.name: encoded(held) for part, held in parts if held != _default(part)}
     if isinstance(value, Mapping):
         return {name: encoded(held) for name, held in value.items()}
     if isinstance(value, (list, tuple)):
         return [encoded(held) for held in value]
     return value
+
+
+def _default(part: dataclasses.Field[Any]) -> Any:
+    return part.default if part.default_factory is dataclasses.MISSING else part.default_factory()

@@ -6,7 +6,8 @@ The model gets a record, which says how it was made and what its tensors mean; i
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -29,6 +30,7 @@ from gapa_onnx.record import (
     DetectionRecord,
     HeadRecord,
     NoiseRecord,
+    PlaceRecord,
     Record,
     SiteRecord,
     SourceRecord,
@@ -84,18 +86,8 @@ def _filled(template: Template, numbers: Numbers) -> onnx.GraphProto:
     for node in additions.node:
         for position, name in enumerate(node.input):
             node.input[position] = plain.get(name, name)
-    _leave_as_it_is(additions, template, [one for one in template.lengths if one not in numbers.lengths])
     prune(additions, {info.name for info in template.outputs})
     return additions
-
-
-def _leave_as_it_is(additions: onnx.GraphProto, template: Template, outputs: Collection[str]) -> None:
-    """Put out the scores of these outputs as they are, not levelled over lengths."""
-    plain = {template.roles[output]["score"]: template.lengths[output].score for output in outputs}
-    for node in additions.node:
-        if node.output[0] in plain:
-            name = node.output[0]
-            node.CopyFrom(onnx.helper.make_node("Identity", [plain[name]], [name], name=name))
 
 
 def _loosen_outputs(model: onnx.ModelProto, template: Template) -> None:
@@ -143,7 +135,16 @@ def _record(
         ),
         settings=dict(vars(settings)),
         data=DataRecord(calibration.rows, calibration.dropped),
-        sites=tuple(_site_record(site, fit) for site, fit in at_sites(template, numbers.fits)),
+        sites=tuple(
+            SiteRecord(**_place(site, fit), scale=fit.scale, ceiling=fit.ceiling)
+            for site, fit in at_sites(template, numbers.fits)
+        ),
+        witnesses=tuple(
+            PlaceRecord(**_place(witness, fit))
+            for witness in template.witnesses
+            for fit in calibration.witnesses
+            if fit.site.output == witness.output
+        ),
         heads={
             head.output: _head_record(template, head, numbers, settings, operators)
             for head in template.plan.heads
@@ -155,8 +156,9 @@ def _record(
     )
 
 
-def _site_record(tensors: SiteTensors, fit: SiteFit) -> SiteRecord:
-    return SiteRecord(
+def _place(tensors: SiteTensors, fit: SiteFit) -> dict[str, Any]:
+    """What the record says of a place."""
+    return dict(
         name=fit.site.name,
         query=fit.site.query,
         output=fit.site.output,
@@ -170,8 +172,6 @@ def _site_record(tensors: SiteTensors, fit: SiteFit) -> SiteRecord:
         width=fit.index.points.shape[1],
         k=fit.k,
         length_scale=fit.length_scale,
-        scale=fit.scale,
-        ceiling=fit.ceiling,
         jitter=fit.jitter,
         index=fit.index.kind,
         index_settings=fit.index.settings,
@@ -182,7 +182,8 @@ def _site_record(tensors: SiteTensors, fit: SiteFit) -> SiteRecord:
         share_quantiles=fit.share_quantiles,
         mask=fit.site.mask,
         joined=fit.site.joined,
-        metric=fit.metric,
+        metric=fit.geometry.metric,
+        metrics=fit.metrics,
     )
 
 
@@ -202,8 +203,7 @@ def _head_record(
         bridge=settings.bridge if classes else None,
         points=points_record(template.plan.source, head, settings) if classes else None,
         operator=operators.get(roles["entropy"]) if classes else None,
-        score=numbers.scores.get(head.output),
-        image_score=numbers.image_scores.get(head.output),
+        scores={role: one.record for (output, role), one in numbers.scores.items() if output == head.output},
         detection=_detection_record(head, settings),
         noise=None if noise is None else NoiseRecord(noise.rows, noise.nll, noise.constant_nll),
         mask=head.mask,

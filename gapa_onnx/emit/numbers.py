@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.emit.rewrite import SiteTensors, Template
+from gapa_onnx.emit.rewrite import ScoreKey, SiteTensors, Template
 from gapa_onnx.fit.calibrate import SiteFit
 from gapa_onnx.plan.heads.noise import NoiseHead
 from gapa_onnx.record import ScoreRecord
@@ -22,15 +22,22 @@ SMALLEST_DAMPING = 1e-6  # stands for b = 0 where the formula must hold: c² τ 
 
 
 @dataclass(frozen=True)
+class ScoreNumbers:
+    """The numbers of one score."""
+
+    record: ScoreRecord
+    ordinary: Array  #: (n,) what p-values rank, of ordinary inputs
+    level: float  #: p at and below which an input is flagged
+    combination: tuple[Array, Array] | None = None  #: centre and slope of each column, where witnesses are combined
+    lengths: Array | None = None  #: the table by which it is levelled over lengths
+
+
+@dataclass(frozen=True)
 class Numbers:
     """The numbers of all parameters of a template, as `settle` finds them."""
 
     fits: tuple[SiteFit, ...] = field(repr=False)  #: with the τ and A of the file
-    scores: Mapping[str, ScoreRecord] = field(default_factory=dict, repr=False)  #: by output
-    image_scores: Mapping[str, ScoreRecord] = field(default_factory=dict, repr=False)  #: by detector's output
-    lengths: Mapping[str, Array] = field(
-        default_factory=dict, repr=False
-    )  #: by output: the table of its score
+    scores: Mapping[ScoreKey, ScoreNumbers] = field(default_factory=dict, repr=False)  #: by output and role
     noise: Mapping[str, NoiseHead] = field(default_factory=dict, repr=False)  #: by output
     remarks: Mapping[str, str] = field(default_factory=dict)  #: by output: what could not be found, and why
 
@@ -46,19 +53,18 @@ def site_tensors(template: Template, fits: Sequence[SiteFit]) -> dict[str, Array
 
 
 def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
-    """All parameters as the file holds them, by name. A threshold that could not be found is left out."""
+    """All parameters as the file holds them, by name. What could not be found is left out."""
     tensors = site_tensors(template, numbers.fits)
     for site, fit in at_sites(template, numbers.fits):
         if not fit.damping:  # s itself stands there in place of s / (s + 1/b)
             tensors[site.amplitude] = np.float32(fit.scale) * fit.prior_var
-    for thresholds, scores in (
-        (template.thresholds, numbers.scores),
-        (template.image_thresholds, numbers.image_scores),
-    ):
-        for output, name in thresholds.items():
-            if output in scores:
-                tensors[name] = np.asarray(scores[output].threshold)
-    tensors |= {template.lengths[output].table: table for output, table in numbers.lengths.items()}
+    for key, found in numbers.scores.items():
+        names = template.scores[key]
+        tensors |= names.table.filled(found.ordinary) | {names.table.level: np.asarray(found.level)}
+        if names.witnesses is not None and found.combination is not None:
+            tensors |= dict(zip((names.witnesses.centre, names.witnesses.slope), found.combination))
+        if names.lengths is not None and found.lengths is not None:
+            tensors[names.lengths.table] = found.lengths
     for output, names in template.noise.items():
         tensors |= numbers.noise[output].tensors(names)
     return tensors

@@ -31,9 +31,9 @@ from gapa_onnx.op.storage import emit_points
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.candidates import selections
 from gapa_onnx.plan.head import Head
-from gapa_onnx.plan.heads.lengths import LengthTensors
 from gapa_onnx.plan.heads.noise import NoiseTensors
 from gapa_onnx.plan.outputs import Answer, answer, declare, declare_scores, score_answer, with_noise
+from gapa_onnx.plan.scores import ScoreTensors, Testimony
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import Propagation, RefusedNode, propagate
@@ -54,6 +54,9 @@ class SiteTensors:
     amplitude: str  #: parameter
 
 
+ScoreKey = tuple[str, str]  #: output and role of a score
+
+
 @dataclass(frozen=True)
 class Template:
     """The variance graph, which is added to the source model, with parameters that still lack their numbers."""
@@ -65,21 +68,26 @@ class Template:
     sites: tuple[SiteTensors, ...]  #: those that are in the graph, in its order
     roles: Mapping[str, Mapping[str, str]]  #: output -> role -> the output that plays it
     spreads: Mapping[str, str]  #: output with a score -> its mean variance; not part of the file
-    scores: Mapping[str, str]  #: output with a score -> the score before it is levelled; not part of the file
-    lengths: Mapping[str, LengthTensors]  #: output whose score is levelled over lengths -> parameters
-    thresholds: Mapping[str, str]  #: output with a score -> parameter
+    scores: Mapping[ScoreKey, ScoreTensors]  #: by output and role
     noise: Mapping[str, NoiseTensors]  #: output with targets -> parameters
     cuts: tuple[RefusedNode, ...]  #: nodes behind which outputs count as certain
-    image_scores: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: detector's output -> the score of an image
-    image_thresholds: Mapping[str, str] = field(default_factory=dict)  #: detector's output -> parameter
+    witnesses: tuple[SiteTensors, ...] = ()  #: those that a score needs, in the order of the graph
+
+    @property
+    def places(self) -> tuple[SiteTensors, ...]:
+        """Where a share is computed."""
+        return (*self.sites, *self.witnesses)
 
 
 def rewrite(
-    plan: Plan, calibration: Calibration, settings: Settings, targets: Collection[str] = ()
+    plan: Plan,
+    calibration: Calibration,
+    settings: Settings,
+    targets: Collection[str] = (),
+    held_out: bool = False,
 ) -> Template:
-    """Write the variance graph for a plan and its calibration; outputs with targets get a noise head."""
+    """Write the variance graph for a plan and its calibration; outputs with targets get a noise head. `held_out` is
+    whether p-values will rank rows that the model was not fitted to."""
     fits = {fit.site.output: fit for fit in calibration.fits}
     source = plan.source
     tensors = source.tensors
@@ -100,8 +108,9 @@ def rewrite(
         return _scores_alone(plan, fits[plan.sites[0].output])
     result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
     graph = result.graph
-    prior = {name: float(np.mean(fit.prior_var, dtype=np.float64)) for name, fit in fits.items()}
-    answers = _answers(plan, result, own, prior, at_sites, settings, targets)
+    testimony, witnesses = _testimony(plan, graph, calibration, at_sites, held_out)
+    prior = {name: float(np.mean(fits[name].prior_var, dtype=np.float64)) for name in own}
+    answers = _answers(plan, result, own, prior, at_sites, settings, targets, testimony)
     infos: list[onnx.ValueInfoProto] = []
     wanted: list[Value] = []
     roles: dict[str, dict[str, str]] = {}
@@ -110,24 +119,23 @@ def rewrite(
         wanted += named.values()
         infos += (declare(output, head, role, value) for role, value in named.items())
         roles[output.name] = {role: value.name for role, value in named.items()}
-    spreads, scores = _of_each(answers, "spread"), _of_each(answers, "score")
-    additions = graph.to_proto([*wanted, *spreads.values(), *scores.values()])
+    spreads = _of_each(answers, "spread")
+    scores = _scores(answers)
+    ranked = [graph.tensor(name, np.dtype(np.float32)) for one in scores.values() for name in (one.score, one.ranked)]
+    additions = graph.to_proto([*wanted, *spreads.values(), *ranked])
     protect(source, additions)
     return Template(
         plan=plan,
         additions=additions,
         outputs=tuple(infos),
-        functions=tuple(_functions(source.opset, calibration.fits, additions)),
+        functions=tuple(_functions(source.opset, (*calibration.fits, *calibration.witnesses), additions)),
         sites=_within(additions, at_sites.values()),
         roles=roles,
         spreads={output: spread.name for output, spread in spreads.items()},
-        scores={output: score.name for output, score in scores.items()},
-        lengths=_of_each(answers, "lengths"),
-        thresholds=_of_each(answers, "threshold"),
-        image_scores=_image_scores(answers, roles),
-        image_thresholds=_of_each(answers, "image_threshold"),
+        scores=scores,
         noise=_of_each(answers, "noise"),
         cuts=result.refused,
+        witnesses=_within(additions, witnesses),
     )
 
 
@@ -139,11 +147,12 @@ def _answers(
     at_sites: Mapping[str, SiteTensors],
     settings: Settings,
     targets: Collection[str],
+    testimony: Testimony,
 ) -> dict[str, Answer]:
     """What stands beside each output, in the order of the file."""
     source, graph, answers = plan.source, result.graph, {}
     for output, head in _outputs_with_heads(plan):
-        found = answer(source, graph, head, result.variances, plan.sites, own, settings, prior)
+        found = answer(source, graph, head, result.variances, plan.sites, own, settings, prior, testimony)
         if output.name in targets:
             last = _last_reaching(graph, at_sites, found.roles["var"])
             hidden = graph.tensor(last.queries, np.dtype(np.float32))
@@ -152,10 +161,29 @@ def _answers(
     return answers
 
 
-def _image_scores(answers: Mapping[str, Answer], roles: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    return {
-        output: roles[output]["image_score"] for output, found in answers.items() if found.image_threshold
-    }
+def _testimony(
+    plan: Plan,
+    graph: VarianceGraph,
+    calibration: Calibration,
+    at_sites: Mapping[str, SiteTensors],
+    held_out: bool,
+) -> tuple[Testimony, list[SiteTensors]]:
+    """The shares of all places with one query for each sample: of sites as they are, of witnesses written here."""
+    shares: dict[str, Value] = {}
+    witnesses: list[SiteTensors] = []
+    for fit in (*calibration.witnesses, *calibration.fits):  # from the first in the graph to the last
+        if fit.site.output in at_sites:
+            share = graph.tensor(at_sites[fit.site.output].share, np.dtype(np.float32))
+        else:
+            share, names = share_at(graph, plan.source, fit)
+            witnesses.append(names)
+        if fit.single:
+            shares[fit.site.output] = share
+    return Testimony(shares, held_out), witnesses
+
+
+def _scores(answers: Mapping[str, Answer]) -> dict[ScoreKey, ScoreTensors]:
+    return {(output, role): one for output, found in answers.items() for role, one in found.scores.items()}
 
 
 def _scores_alone(plan: Plan, fit: SiteFit) -> Template:
@@ -166,6 +194,7 @@ def _scores_alone(plan: Plan, fit: SiteFit) -> Template:
     found = score_answer(source, graph, head, fit.site, share)
     named = _named(graph, head, found)
     score = named["score"].name
+    answers = {head.output: found}
     additions = graph.to_proto(list(named.values()))
     protect(source, additions)
     return Template(
@@ -176,9 +205,7 @@ def _scores_alone(plan: Plan, fit: SiteFit) -> Template:
         sites=(site,),
         roles={head.output: {role: value.name for role, value in named.items()}},
         spreads={head.output: score},
-        scores={head.output: score},
-        lengths={},
-        thresholds=_of_each({head.output: found}, "threshold"),
+        scores=_scores(answers),
         noise={},
         cuts=(),
     )
@@ -285,13 +312,13 @@ def share_at(
     }
     with graph.scope(prefix):
         query = read_queries(graph, source, site, selection)
-        if fit.metric == "direction":
-            query = direction(graph, query)
-        if fit.whitening is not None:
-            centre, directions = fit.whitening
+        if fit.geometry.linear is not None:
+            centre, factors = fit.geometry.linear
             query = query - graph.constant(centre, f"{prefix}/centre")
-            by = graph.constant(directions, f"{prefix}/whitening")
-            query = graph.emit("MatMul", query, by) if directions.ndim == 2 else query * by
+            by = graph.constant(factors, f"{prefix}/whitening")
+            query = graph.emit("MatMul", query, by) if factors.ndim == 2 else query * by
+        if fit.geometry.unit:
+            query = direction(graph, query)
         constants = [
             emit_points(graph, fit.storage, fit.index.points, f"{prefix}/points")
             if port.name == "points"

@@ -24,8 +24,10 @@ import numpy as np
 from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
-from gapa_onnx.fit import geometry, inducing, statistics
+from gapa_onnx.fit import inducing, statistics
+from gapa_onnx.fit.choosing import choose_geometry, metrics_for
 from gapa_onnx.fit.collect import HELD_OUT_ROWS, Collected, Collector, InputSample, QueryReader, collect
+from gapa_onnx.fit.geometry import Geometry, geometry_of
 from gapa_onnx.op.approximation import rounding_error, share_error
 from gapa_onnx.op.body import ANY_SIZE_OPSET
 from gapa_onnx.op.index import Index, build_index
@@ -56,16 +58,16 @@ class SiteFit:
     scale: float  #: τ
     ceiling: float  #: A
     prior_var: Array = field(repr=False)  #: c², in a shape that broadcasts against the tensor
-    metric: str  #: of distances: euclidean, standardised, whitened or direction
-    whitening: tuple[Array, Array] | None = field(
-        repr=False
-    )  #: of queries: centre (d,), and map (d, r) or factors (d,)
+    geometry: Geometry  #: how queries are compared
     sizes: Array | None = field(repr=False)  #: rows that each inducing point is the mean of
     share_quantiles: dict[str, float] = field(repr=False)  #: of the leave-one-out share
     share_error: float  #: largest error of s that the index makes on held-out rows
     storage: Storage = field(repr=False)  #: of the inducing points
     storage_error: float  #: by which s moves at most on held-out rows since the points are rounded
     rows: int
+    single: bool = True  #: whether each row of the data has one query
+    #: mean AUROC of left-out rows against strange ones, by the metric that was tried; empty where none was chosen by it
+    metrics: Mapping[str, float] = field(default_factory=dict)
     #: leave-one-out shares of the held-out rows, by the digest of a row: of few data, later steps ask for them again
     judged: Mapping[bytes, float] = field(default_factory=dict, repr=False)
 
@@ -75,10 +77,8 @@ class SiteFit:
         return max(self.scale / self.ceiling - 1, 0.0)
 
     def as_compared(self, queries: Array) -> Array:
-        """Queries (…, d) as they are compared with the inducing points: their directions, whitened, or standardised."""
-        if self.metric == "direction":
-            return geometry.directions(queries)
-        return queries if self.whitening is None else _whitened(queries, self.whitening)
+        """Queries (…, d) as they are compared with the inducing points."""
+        return self.geometry(queries)
 
     def leave_one_out(self, queries: Array) -> Array:
         """s for calibration rows (q, d), each as if it had not been among the data -> (q,)."""
@@ -120,17 +120,29 @@ class SiteFit:
 class Calibration:
     """What the data said."""
 
-    fits: tuple[SiteFit, ...]
+    fits: tuple[SiteFit, ...]  #: of the sites
     rows: int  #: batch rows read
     fed: Feeding = field(repr=False)  #: how the model takes the data
     dropped: int  #: query rows left out for a NaN or an infinity, at the site where they were most
     description: str
     reader: QueryReader = field(repr=False)  #: for rows that are looked at again
+    witnesses: tuple[SiteFit, ...] = ()  #: of places that pass no variance on
+
+    @property
+    def places(self) -> tuple[SiteFit, ...]:
+        """In the order in which the reader has their queries."""
+        return (*self.fits, *self.witnesses)
 
 
-def calibrate(plan: Plan, data: DataSource, settings: Settings, progress: Progress = silent) -> Calibration:
-    """Run the source model over the data and fit each site."""
-    return fit(collect(plan, data, settings, progress), settings, progress)
+def calibrate(
+    plan: Plan,
+    data: DataSource,
+    settings: Settings,
+    progress: Progress = silent,
+    strange: DataSource | None = None,
+) -> Calibration:
+    """Run the source model over the data and fit each site and witness."""
+    return fit(collect(plan, data, settings, progress, strange), settings, progress)
 
 
 @one_thread()
@@ -151,8 +163,15 @@ def fit(collected: Collected, settings: Settings, progress: Progress = silent) -
         fits.append(_fit(collector, settings, collected, report))
     progress("fitting", 1.0)
     dropped = max(collector.dropped for collector in collected.collectors)
+    sites = len(fits) - collected.witnesses
     return Calibration(
-        tuple(fits), collected.rows, collected.fed, dropped, collected.description, collected.reader
+        tuple(fits[:sites]),
+        collected.rows,
+        collected.fed,
+        dropped,
+        collected.description,
+        collected.reader,
+        tuple(fits[sites:]),
     )
 
 
@@ -161,17 +180,8 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
     progress("fitting", 0.0)
     _require_rows(collector, settings)
     rows = collector.rows(settings)  # (n, d)
-    metric, whitening = settings.metric_at(site.chosen), None
-    if metric == "direction":
-        rows = geometry.directions(rows)
-    elif metric == "whitened":
-        moments = collector.moments
-        whitening = (moments.mean.astype(np.float32), geometry.whitening(moments.mean, moments.covariance))
-    elif site.standardised:
-        metric = "standardised"
-        whitening = geometry.standardising(collector.moments.mean, collector.moments.std)
-    if whitening is not None:
-        rows = _whitened(rows, whitening)
+    how, metrics = _geometry(collector, rows, settings, collected)
+    rows = how(rows)
     length_scale = _length_scale(site, rows, settings, collected.inputs)
     wanted = settings.points_for(rows.shape[1], site.many, site.chosen)
     chosen = inducing.select(
@@ -203,25 +213,35 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
         scale=_scale(settings, shares),
         ceiling=CEILINGS["classes" if collected.classes else "values"],
         prior_var=_prior_var(collector),
-        metric=metric,
-        whitening=whitening,
+        geometry=how,
+        metrics=metrics,
         sizes=sizes,
         share_quantiles=statistics.quantile_table(shares),
         share_error=share_error(index, held_out, length_scale, jitter, k).max,
         storage=storage,
         storage_error=rounding_error(points, chosen, held_out, length_scale, jitter, k).max,
         rows=collector.seen,
+        single=collector.seen + collector.dropped == collected.rows,
         judged={_digest(row): float(share) for row, share in zip(held_out, shares)},
     )
 
 
-def _whitened(queries: Array, whitening: tuple[Array, Array]) -> Array:
-    """Queries (…, d) in the coordinates that they are compared in: (…, r), or (…, d) where each has a factor."""
-    centre, directions = whitening
-    found: Array = (
-        (queries - centre) @ directions if directions.ndim == 2 else (queries - centre) * directions
-    )
-    return found
+def _geometry(
+    collector: Collector, rows: Array, settings: Settings, collected: Collected
+) -> tuple[Geometry, dict[str, float]]:
+    """How queries of a place are compared, and how well each geometry that was tried tells strange ones apart."""
+    moments, site = collector.moments, collector.site
+    asked = "standardised" if site.standardised and settings.metric == "auto" else settings.metric_at(site.chosen)
+
+    def made(metric: str) -> Geometry:
+        covariance = moments.covariance if metric.startswith("whitened") else None
+        return geometry_of(metric, moments.mean, moments.std, covariance)
+
+    if asked != "auto":
+        return made(asked), {}
+    strange = collected.strange_at(site)
+    candidates = [made(metric) for metric in metrics_for(rows.shape[1])]
+    return choose_geometry(candidates, rows, strange, settings)
 
 
 def _as_stored(storage: Storage, chosen: Array) -> Array:

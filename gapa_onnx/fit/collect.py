@@ -5,7 +5,7 @@ Memory is bounded whatever the size of the data: moments are running sums, rows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +16,8 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.data import Batch, DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import statistics
+from gapa_onnx.fit.choosing import JUDGED, metrics_for
+from gapa_onnx.fit.kept_rows import KeptRows
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.model.splice import splice
 from gapa_onnx.plan.analyse import Plan
@@ -48,19 +50,61 @@ class Collected:
     description: str
     opset: int  #: of the model
     reader: QueryReader = field(repr=False)  #: for rows that are looked at again
+    witnesses: int = 0  #: how many of the collectors, the last ones, are for places that pass no variance on
+    #: queries (n, d) of strange inputs by kind, for each place; empty where geometries are not to be chosen
+    strange: Mapping[str, Mapping[str, Array]] = field(default_factory=dict, repr=False)
+
+    def strange_at(self, site: Site) -> Mapping[str, Array]:
+        return self.strange.get(site.output, {})
 
 
-def collect(plan: Plan, data: DataSource, settings: Settings, progress: Progress = silent) -> Collected:
-    """The one pass over the data: the source model runs, and what the fit needs of its activations is kept."""
-    collectors = tuple(Collector(site, settings, len(plan.sites)) for site in plan.sites)
+def collect(
+    plan: Plan,
+    data: DataSource,
+    settings: Settings,
+    progress: Progress = silent,
+    strange: DataSource | None = None,
+) -> Collected:
+    """The one pass over the data: the source model runs, and what the fit needs of its activations is kept.
+
+    Which geometry is right at a place is found by `strange` inputs, or by some that are made of the data.
+    """
+    collectors = tuple(Collector(site, settings, len(plan.places)) for site in plan.places)
     inputs = InputSample(settings.seed) if settings.length_scale == "input" else None
-    reader = _query_reader(plan, plan.sites, settings)
+    kept = KeptRows(settings.seed) if any(collector.chooses for collector in collectors) else None
+    reader = _query_reader(plan, plan.places, settings)
     rows, fed = _stream(
-        reader, feeding(reader.session, data, TENSORS_PER_OUTPUT), collectors, inputs, progress
+        reader, feeding(reader.session, data, TENSORS_PER_OUTPUT), collectors, inputs, kept, progress
     )
+    reader, collectors = _with_one_query_each(plan, reader, collectors, rows)
     collectors = _with_all_positions(plan, collectors, fed, settings, progress)
     classes = any(head.task not in (Task.REGRESSION, Task.NONE) for head in plan.heads)
-    return Collected(collectors, inputs, classes, rows, fed, data.description, plan.source.opset, reader)
+    found: dict[str, dict[str, Array]] = {}
+    if kept is not None:
+        batches = kept.strange_batches(fed.batch_rows) if strange is None else _given(strange, fed)
+        found = strange_queries(reader, collectors, batches)
+    return Collected(
+        collectors,
+        inputs,
+        classes,
+        rows,
+        fed,
+        data.description,
+        plan.source.opset,
+        reader,
+        len(collectors) - len(plan.sites),
+        found,
+    )
+
+
+def _with_one_query_each(
+    plan: Plan, reader: QueryReader, collectors: tuple[Collector, ...], rows: int
+) -> tuple[QueryReader, tuple[Collector, ...]]:
+    """Without witnesses that turned out to have other than one query for each sample: their first axis is another."""
+    witnesses = {site.output for site in plan.witnesses}
+    fit = [c.site.output not in witnesses or c.seen + c.dropped == rows for c in collectors]
+    names = tuple(name for name, good in zip(reader.names, fit) if good)
+    return replace(reader, names=names), tuple(c for c, good in zip(collectors, fit) if good)
 
 
 def _with_all_positions(
@@ -78,7 +122,7 @@ def _with_all_positions(
         site.output: Collector(collector.site, settings, len(collectors))
         for site, collector in zip(sites, few)
     }
-    _stream(_query_reader(plan, sites, settings), fed, tuple(again.values()), None, progress)
+    _stream(_query_reader(plan, sites, settings), fed, tuple(again.values()), None, None, progress)
     return tuple(again.get(collector.site.output, collector) for collector in collectors)
 
 
@@ -87,6 +131,7 @@ def _stream(
     fed: Feeding,
     collectors: Sequence[Collector],
     inputs: InputSample | None,
+    kept: KeptRows | None,
     progress: Progress,
 ) -> tuple[int, Feeding]:
     counts: list[int] = []
@@ -98,6 +143,8 @@ def _stream(
             collector.add(answers[query], answers.get(collector.site.query), valid)
         if inputs is not None:
             inputs.add(batch)
+        if kept is not None:
+            kept.add(batch, count)
         progress("reading calibration data", sum(counts) / fed.rows if fed.rows else 0.0)
     return sum(counts), replace(fed, counted=tuple(counts))
 
@@ -162,6 +209,36 @@ def _computed_masks(source: SourceModel, sites: Sequence[Site]) -> list[str]:
     return [name for name in dict.fromkeys(named) if name not in fed]
 
 
+def strange_queries(
+    reader: QueryReader, collectors: Sequence[Collector], batches: Iterable[tuple[str, Batch]]
+) -> dict[str, dict[str, Array]]:
+    """Queries (n, d) of strange inputs, by place and kind; of each kind some, where a row has many."""
+    parts: dict[str, dict[str, list[Array]]] = {c.site.output: {} for c in collectors}
+    for kind, batch in batches:
+        try:
+            answers, _ = reader.read(batch)
+        except UserError:  # a model may refuse what is strange: a token that it does not know
+            continue
+        for name, collector in zip(reader.names, collectors):
+            queries = answers[name].reshape(-1, answers[name].shape[-1])
+            rows = _unpadded(queries, answers[name], reader.valid(collector.site, batch, answers))
+            step = max(1, len(rows) // JUDGED)
+            parts[collector.site.output].setdefault(kind, []).append(rows[::step])
+    return {
+        place: {kind: np.concatenate(held) for kind, held in kinds.items()} for place, kinds in parts.items()
+    }
+
+
+def _given(strange: DataSource, fed: Feeding) -> Iterator[tuple[str, Batch]]:
+    """The first rows of strange inputs that a user has."""
+    rows = 0
+    for batch in replace(fed, data=strange, counted=()).batches():
+        yield "given", batch
+        rows += row_count(batch)
+        if rows >= JUDGED:
+            return
+
+
 class Collector:
     """Running statistics of one site."""
 
@@ -171,6 +248,11 @@ class Collector:
         self.budget = SAMPLE_BYTES // sites
         self.sample: statistics.RowSample | None = None  # made when the first batch tells the width
         self.dropped = 0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether its geometry is to be chosen."""
+        return self.settings.metric_at(self.site.chosen) == "auto" and not self.site.standardised
 
     @property
     def seen(self) -> int:
@@ -203,9 +285,10 @@ class Collector:
     def _begin(self, width: int) -> statistics.RowSample:
         self.width = width
         self.sample = statistics.RowSample(self._capacity(self.settings), width, self.settings.seed)
-        self.moments = statistics.Moments(
-            width, covariance=self.settings.metric_at(self.site.chosen) == "whitened"
-        )
+        asked = self.settings.metric_at(self.site.chosen)
+        candidates = metrics_for(width) if self.chooses else (asked,)
+        whitened = any(metric.startswith("whitened") for metric in candidates)
+        self.moments = statistics.Moments(width, covariance=whitened)
         self.channel_moments = statistics.Moments(width)  # used where the query is a pooled map
         return self.sample
 

@@ -1,6 +1,18 @@
-"""How queries are compared: their directions, or in units of the data's own spread."""
+"""How queries are compared: as they are, in units of the data's own spread, or by their directions alone.
+
+    euclidean            z
+    standardised         (z − mean) / standard deviation, number by number
+    whitened             (z − mean) W, of unit variance along every principal axis
+    direction            z / |z|
+    whitened-direction   the direction of (z − mean) W
+
+Each is a map z → u before a Gaussian kernel of |u − u'|, which stays positive definite whatever the map is. A zero vector
+has no direction and stays zero.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -9,6 +21,34 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.variance.sites import SHORTEST
 
 _EPS = float(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The map that queries go through before they are compared."""
+
+    metric: str  #: see above
+    linear: tuple[Array, Array] | None = field(default=None, repr=False)  #: centre (d,), and map (d, d) or factors (d,)
+
+    @property
+    def unit(self) -> bool:
+        """Whether queries are divided by their lengths in the end."""
+        return self.metric.endswith("direction")
+
+    def __call__(self, queries: Array) -> Array:
+        """Queries (…, d) as they are compared, (…, d) float32."""
+        if self.linear is not None:
+            centre, by = self.linear
+            queries = (queries - centre) @ by if by.ndim == 2 else (queries - centre) * by
+        return directions(queries) if self.unit else queries
+
+
+def geometry_of(metric: str, mean: Array, std: Array, covariance: Array | None) -> Geometry:
+    """The geometry by its name, from the moments of the queries; whitening needs their covariance."""
+    if metric.startswith("whitened"):
+        assert covariance is not None
+        return Geometry(metric, (mean.astype(np.float32), whitening(mean, covariance)))
+    return Geometry(metric, standardising(mean, std) if metric == "standardised" else None)
 
 
 def directions(rows: Array) -> Array:

@@ -95,7 +95,7 @@ def bit_equal(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True)
 class Operators:
-    """The operators that a file's record names: one at each site, and those of heads."""
+    """The operators that a file's record names: one at each site and witness, and those of heads."""
 
     model: onnx.ModelProto = field(repr=False)
     record: Record = field(repr=False)
@@ -103,7 +103,7 @@ class Operators:
     @property
     def sites(self) -> list[Named]:
         kinds = {schema.name for schema in SCHEMAS.values()}
-        return self._nodes([(site.operator, site.operator) for site in self.record.sites], kinds)
+        return self._nodes([(site.operator, site.operator) for site in self.record.places], kinds)
 
     @property
     def heads(self) -> list[Named]:

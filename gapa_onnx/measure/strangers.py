@@ -33,13 +33,13 @@ from gapa_onnx.measure.agreement import (
     opened,
     run,
 )
-from gapa_onnx.record import Record
+from gapa_onnx.record import Record, ScoreRecord, WitnessesRecord
 from gapa_onnx.sessions.runtime import first_line, library_path
 
 ROWS = 2  # of one question
 SUMS = 4  # units of rounding by which sums of a variance graph differ between optimisation levels, relative
 PROBABILITY_SLOPE = 1.0  # |Δp| ≤ 0.12 |Δv| / v for the bridge of one class, and so 1 is ample
-ROLES = ("var", "cov", "total_var", "score", "probs", "class_var", "box_var", "image_score")
+ROLES = ("var", "cov", "total_var", "score", "probs", "class_var", "box_var", "image_score", "seq_score")
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,14 @@ def checks(
     loads = Check("runs without the library, at every optimisation", not faults, detail)
     if library_path() is None or "none" not in found:
         return [loads]
-    return [loads, _agreement(record, native, found)]
+    return [loads, _agreement(record, converted, native, found)]
 
 
 def _agreement(
-    record: Record, native: Mapping[str, Sequence[Batch]], portable: Mapping[str, Sequence[Batch]]
+    record: Record,
+    converted: onnx.ModelProto,
+    native: Mapping[str, Sequence[Batch]],
+    portable: Mapping[str, Sequence[Batch]],
 ) -> Check:
     """Level by level: from one to another a quantised source rounds otherwise, and its variances follow."""
     name = "whole graph: native = portable"
@@ -156,39 +159,58 @@ def _agreement(
     for at in kept:
         floor = SMALLEST_SHARE / max(_mean_share(record, plain[at]), SMALLEST_SHARE)
         for level in native.keys() & portable.keys():
-            for output, role in _compared(record):
+            for output, role, score in _compared(record):
                 a, b = (_numbers(answers[level][at][output]) for answers in (native, portable))
-                error = _beyond(a, b, role, floor, one_sided=_misses(record))
+                if score is not None and score.witnesses is not None:
+                    error = _beyond_by_witnesses(converted, score.witnesses, plain[at], a, b)
+                else:
+                    error = _beyond(a, b, role, floor, one_sided=_misses(record))
                 worst = max(worst, error)
                 faults |= {f"{output} at optimisation {level}: {error:.1e}"} if error > 1 else set()
     detail = "; ".join(sorted(faults)) or f"differences ≤ {worst:.1e} of what single precision allows"
     return Check(name, not faults, detail)
 
 
-def _compared(record: Record) -> Iterator[tuple[str, str]]:
-    """Outputs beside the source's that follow from variances smoothly, with their roles."""
+def _compared(record: Record) -> Iterator[tuple[str, str, ScoreRecord | None]]:
+    """Outputs beside the source's that follow from variances smoothly, with their roles; p-values do so in steps."""
     for head in record.heads.values():
         for role, output in head.outputs.items():
-            if role in ROLES and not (
-                role in ("score", "image_score") and head.score and head.score.kind == "epistemic"
-            ):
-                yield output, role
+            score = head.scores.get(role)
+            if role in ROLES and (score is None or score.kind != "epistemic"):
+                yield output, role, score
+
+
+def _beyond_by_witnesses(
+    converted: onnx.ModelProto, witnesses: WitnessesRecord, shares: Batch, native: Array, portable: Array
+) -> float:
+    """The largest difference of two scores by witnesses in units of what is allowed.
+
+    A score moves by at most the largest slope times what the logarithm of a share moves by: twice the tolerance of a
+    share, and SMALLEST_SHARE over it.
+    """
+    if native.shape != portable.shape or (np.isfinite(native) != np.isfinite(portable)).any():
+        return float("inf")
+    slope = max(abs(onnx.numpy_helper.to_array(t)).max() for t in converted.graph.initializer if t.name == witnesses.slope)
+    least = np.min([shares[name].reshape(len(native)) for name in witnesses.shares], axis=0)
+    allowed = slope * (2 * SHARE_TOLERANCE + SMALLEST_SHARE / np.maximum(least, SMALLEST_SHARE))
+    known = np.isfinite(native)
+    return float((np.abs(native - portable)[known] / allowed[known]).max(initial=0.0))
 
 
 def _misses(record: Record) -> bool:
     """Whether the native search may miss a neighbour that the portable one finds, so that a variance is larger."""
-    return any(site.index == "hnsw" for site in record.sites)
+    return any(site.index == "hnsw" for site in record.places)
 
 
 def _same_neighbours(record: Record, native: Batch, portable: Batch) -> bool:
     """Whether both paths chose the same nearest points; what float32 cannot tell decides about a neighbourhood."""
-    names = [site.share.removesuffix("share") + "neighbours" for site in record.sites]
+    names = [site.share.removesuffix("share") + "neighbours" for site in record.places]
     return all(np.array_equal(native[n][..., :1], portable[n][..., :1]) for n in names if n in native)
 
 
 def _mean_share(record: Record, answer: Batch) -> float:
     """The smallest of the sites' mean shares."""
-    shares = (float(np.nanmean(answer[site.share])) for site in record.sites if answer[site.share].size)
+    shares = (float(np.nanmean(answer[site.share])) for site in record.places if answer[site.share].size)
     return min((share for share in shares if np.isfinite(share)), default=0.0)
 
 

@@ -21,7 +21,7 @@ from gapa_onnx.measure import strangers
 from gapa_onnx.measure.agreement import Batch, Check, Operators, bit_equal, run
 from gapa_onnx.measure.candidates import candidate_scores
 from gapa_onnx.measure.coverage import coverage
-from gapa_onnx.model.protos import duplicate
+from gapa_onnx.model.splice import exposed as exposing
 from gapa_onnx.record import (
     HeadRecord,
     Record,
@@ -56,7 +56,7 @@ def verify(
         return [Check("source outputs come first, in order", False, f"expected {', '.join(names)}")]
     _require_described(record, converted)
     operators = Operators(converted, record)
-    exposed = _exposing(converted, operators.tensors)
+    exposed = exposing(converted, operators.tensors)
     asked = strangers.questions(source, batches)
     first, both = len(asked.batches), [*asked.batches, *batches]
     before = {level: run(source, both, level=level) for level in ("none", "all")}
@@ -83,16 +83,6 @@ def _require_described(record: Record, converted: onnx.ModelProto) -> None:
     classes = {output: head for output, head in record.heads.items() if "probs" in head.outputs}
     require_outputs(classes, present, roles=HEAD_ROLES)
     require_thresholds(record, converted.graph)
-
-
-def _exposing(converted: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """The model with some of its tensors as further outputs."""
-    exposed = duplicate(converted)
-    present = {output.name for output in exposed.graph.output}
-    for name in dict.fromkeys(names):
-        if name not in present:
-            exposed.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
-    return exposed
 
 
 def _same_outputs(names: Sequence[str], before: Sequence[Batch], after: Sequence[Batch], level: str) -> Check:

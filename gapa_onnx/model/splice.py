@@ -45,6 +45,16 @@ def splice(
     return model
 
 
+def exposed(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """A copy of a model with some of its tensors as further outputs."""
+    copy = duplicate(model)
+    present = {output.name for output in copy.graph.output}
+    for name in dict.fromkeys(names):
+        if name not in present:
+            copy.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    return copy
+
+
 def extract(
     model: onnx.ModelProto, outputs: Iterable[str], given: Iterable[onnx.ValueInfoProto] = ()
 ) -> onnx.ModelProto:

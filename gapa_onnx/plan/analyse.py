@@ -23,6 +23,7 @@ from gapa_onnx.plan.pixels import said_about_pixels
 from gapa_onnx.plan.placement import find_sites
 from gapa_onnx.plan.score_only import score_head, score_site, stopped
 from gapa_onnx.plan.tasks import find_heads
+from gapa_onnx.plan.witnesses import find_witnesses
 from gapa_onnx.settings import SCORE_ONLY, Settings
 from gapa_onnx.variance.covariance import check_tail
 from gapa_onnx.variance.expansion import schema_with_body
@@ -57,6 +58,12 @@ class Plan:
     options: Options = Options()  #: choices that rules ask for
     states: tuple[str, ...] = ()  #: certain outputs that are handed on to the next call, and are no answers
     score_only: bool = False  #: no variance reaches an output: the one head has a score of the one site
+    witnesses: tuple[Site, ...] = ()  #: places that say how strange an input is, and pass no variance on
+
+    @property
+    def places(self) -> tuple[Site, ...]:
+        """Where a share is computed."""
+        return (*self.sites, *self.witnesses)
 
 
 def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
@@ -74,9 +81,12 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
     outputs = tuple(tensor.name for tensor in source.outputs if is_numeric(tensor) and tensor.name in reached)
     heads = tuple(_heads(source, outputs, rehearsal, settings))
     certain = tuple(name for name in _floats(source) if name not in reached)
+    sites = with_candidates(source, chosen, heads, settings.candidates)
+    found = find_witnesses(source, settings.witnesses, sites) if settings.score == "witnesses" else ()
     return Plan(
         source=source,
-        sites=with_candidates(source, chosen, heads, settings.candidates),
+        sites=sites,
+        witnesses=tuple(with_mask(source, witness, masks) for witness in found),
         outputs=outputs,
         certain_outputs=certain,
         states=tuple(name for name in certain if name in Frontier.of(source).states),

@@ -147,7 +147,7 @@ def _behind_layers(network: Network, outputs: list[gs.Tensor]) -> set[int]:
             if id(node) not in seen:
                 seen.add(id(node))
                 if id(node) not in network.layers:
-                    pending.extend(tensor for tensor in node.inputs if _carries(tensor))
+                    pending.extend(tensor for tensor in node.inputs if carries(tensor))
     return seen
 
 
@@ -162,11 +162,11 @@ def comes_from(tensor: gs.Tensor, names: AbstractSet[str]) -> bool:
         for node in tensor.inputs:
             if id(node) not in seen:
                 seen.add(id(node))
-                pending.extend(operand for operand in node.inputs if _carries(operand))
+                pending.extend(operand for operand in node.inputs if carries(operand))
     return False
 
 
-def _carries(tensor: gs.Tensor) -> bool:
+def carries(tensor: gs.Tensor) -> bool:
     """Whether a tensor may depend on features by more than its shape or a choice."""
     counts = is_whole(tensor.dtype) and np.dtype(tensor.dtype).itemsize == 8
     return not counts and tensor.dtype not in (bool, np.bool_)
@@ -186,7 +186,7 @@ class _Fronts:
         elif isinstance(behaviour(node.domain, node.op), Deterministic):
             return
         else:
-            fronts = {self.by_tensor[t.name] for t in node.inputs if t.name in self.by_tensor and _carries(t)}
+            fronts = {self.by_tensor[t.name] for t in node.inputs if t.name in self.by_tensor and carries(t)}
             front = next(iter(fronts)) if len(fronts) == 1 else frozenset().union(*fronts)
             if len(fronts) > 1 and node.op in _JOINS:
                 front = self.last(front)

@@ -5,15 +5,16 @@ var                               y_var         every output that a site reaches
 cov                               y_cov         covariance="full"
 probs, tokens                     y_probs …     classes
 entropy, aleatoric, epistemic     y_entropy …   classes; the first is the sum of the others
-score, ood                        y_score …     how strange an input is, and whether beyond the threshold
+score, pvalue, ood                y_score …     how strange an input is, how rare that is, and whether too rare
+image_score, seq_score, …         y_seq_score … the same of a whole image or sequence whose positions have their own
 aleatoric_var, total_var          y_total_var … regression with a noise head (`heads.noise`)
 candidates, box_var, class_var    y_box_var …   detectors; all roles but image_score and image_ood per candidate
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -24,16 +25,24 @@ from gapa_onnx.plan.detection import BOX, Detector
 from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points
 from gapa_onnx.plan.heads.detection import emit_detection
-from gapa_onnx.plan.heads.lengths import LengthTensors, level_score
 from gapa_onnx.plan.heads.noise import NoiseTensors, emit_noise
+from gapa_onnx.plan.heads.pvalues import emit_flag, read_p_value
+from gapa_onnx.plan.heads.strangeness import emit_entropy
+from gapa_onnx.plan.scores import (
+    Scored,
+    ScoreTensors,
+    Testimony,
+    strange_by_witnesses,
+    valid_positions_of,
+    with_flags,
+)
 from gapa_onnx.record import PointsRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.covariance import cholesky, output_covariance
 from gapa_onnx.variance.graph import Value, VarianceGraph
-from gapa_onnx.variance.masks import masked_mean, tensor_of, valid_in
+from gapa_onnx.variance.masks import masked_mean, valid_in
 from gapa_onnx.variance.sites import Site
 
-OLDEST_LEVELLED = 8  # opset from which on Min and Max broadcast
 CLASS_TASKS = (Task.CLASSIFICATION, Task.MULTILABEL, Task.SEGMENTATION, Task.TOKENS)
 
 
@@ -43,11 +52,8 @@ class Answer:
 
     roles: dict[str, Value]  #: what becomes an output, by role
     spread: Value | None  #: mean variance, which sites are weighed by; None where there is no score
-    threshold: str | None  #: the initializer that the score is compared with
     noise: NoiseTensors | None = None  #: of the noise head
-    score: Value | None = None  #: before it is levelled over lengths; no number at padding
-    lengths: LengthTensors | None = None  #: where it is
-    image_threshold: str | None = None  #: the same for the score of an image, where candidates have their own
+    scores: dict[str, ScoreTensors] = field(default_factory=dict)  #: how strange inputs are, by role
 
 
 def answer(
@@ -59,11 +65,12 @@ def answer(
     own: Mapping[str, Value],
     settings: Settings,
     prior: Mapping[str, float] | None = None,
+    testimony: Testimony = Testimony(),
 ) -> Answer:
     """Emit all that stands beside one output.
 
     `variances` are those of all tensors, `own` those that are born at each site, by its output, and `prior` the mean
-    prior variance there.
+    prior variance there; `testimony` is what witnesses say.
     """
     if head.detector is not None:
         born = [(value, (prior or {}).get(name, 1.0)) for name, value in own.items()]
@@ -84,17 +91,38 @@ def answer(
         classes, spread = _classes(source, graph, head, logits_var, factor, settings)
         roles |= classes
     else:
-        spread = _mean_variance(graph, head, roles["var"], _valid(source, graph, head.mask))
+        spread = _mean_variance(graph, head, roles["var"], valid_positions_of(source, graph, head.mask))
         if spread is not None:
             roles["score"] = spread
     if spread is None:
-        return Answer(roles, None, None)
-    found = _scored(source, graph, head, Answer(roles, spread, None, score=roles["score"]))
-    flag, threshold = _beyond_threshold(graph, head, found.roles["score"])
-    if head.axis is not None and head.mask is not None:
-        with graph.scope(f"{head.output}/ood"):
-            flag = graph.emit("And", flag, _like(graph, _valid(source, graph, head.mask), head))
-    return replace(found, roles={**found.roles, "ood": flag}, threshold=threshold)
+        return Answer(roles, None)
+    if settings.score == "witnesses":
+        entropy = _entropy_of(source, graph, head) if head.task in CLASS_TASKS else None
+        scores = strange_by_witnesses(source, graph, head, roles["score"], entropy, testimony)
+    else:
+        scores = [Scored("score", roles["score"], _score_rank(head), settings.score)]
+    found = with_flags(source, graph, head, scores, spread)
+    return Answer({**roles, **found.roles}, found.spread, scores=found.scores)
+
+
+def _score_rank(head: Head) -> int:
+    """The rank of a score of what a head describes: one number per sample, or per position that has classes."""
+    return 1 if head.axis is None or head.rank is None else head.rank - 1
+
+
+def _entropy_of(source: SourceModel, graph: VarianceGraph, head: Head) -> Callable[[], Value] | None:
+    """The entropy (N, 1) of the source's own prediction, where it is one for each sample; emitted when it is asked for."""
+    if head.rank != 2 or head.axis != 1:
+        return None
+
+    def emitted() -> Value:
+        mean = _read(source, graph, head)
+        if head.derived is not None:
+            with graph.scope(f"{head.output}/logits"):
+                mean = head.derived.mean(graph, mean)
+        return emit_entropy(graph, graph.cast(mean, np.float32), head.link, f"{head.output}/own_entropy")
+
+    return emitted
 
 
 def _detection(
@@ -110,17 +138,15 @@ def _detection(
     roles, spread = emit_detection(graph, source, head, variances, _options(settings), count, born)
     if count == "all" and head.output in variances:
         roles = {"var": variances[head.output], **roles}
-    found = Answer(roles, spread, None, score=roles["score"])
-    flag, threshold = _beyond_threshold(graph, head, roles["score"])
-    image, image_threshold = _beyond_threshold(graph, head, roles["image_score"], "image_")
-    roles |= {"ood": flag, "image_ood": image}
+    kind = settings.score if settings.score == "epistemic" else "variance"
+    scored = [Scored("score", roles["score"], 2, kind), Scored("image_score", roles["image_score"], 1, kind)]
+    found = with_flags(source, graph, head, scored, spread)
     if "selected_score" in roles:
-        with graph.scope(f"{head.output}/selected_ood"):
-            line = graph.tensor(threshold, roles["score"].dtype)
-            roles["selected_ood"] = graph.emit(
-                "Not", graph.emit("Less", roles["selected_score"], line, dtype=np.bool_)
-            )
-    return replace(found, roles=roles, threshold=threshold, image_threshold=image_threshold)
+        table = found.scores["score"].table
+        rare = read_p_value(graph, roles["selected_score"], 1, table, f"{head.output}/selected_p")
+        roles["selected_pvalue"] = rare
+        roles["selected_ood"] = emit_flag(graph, rare, table, f"{head.output}/selected_ood")
+    return Answer({**roles, **found.roles}, spread, scores=found.scores)
 
 
 def score_answer(source: SourceModel, graph: VarianceGraph, head: Head, site: Site, share: Value) -> Answer:
@@ -129,8 +155,8 @@ def score_answer(source: SourceModel, graph: VarianceGraph, head: Head, site: Si
         if site.many and site.mask is not None and site.rank is not None:
             share = masked_mean(graph, share, valid_in(graph, source, site.mask), site.rank)
         score = graph.reduce("ReduceMean", graph.emit("Flatten", share, axis=1), [1], keepdims=False)
-    flag, threshold = _beyond_threshold(graph, head, score)
-    return Answer({"score": score, "ood": flag}, score, threshold, score=score)
+    found = with_flags(source, graph, head, [Scored("score", score, 1, "share")], score)
+    return Answer(found.roles, score, scores=found.scores)
 
 
 def declare_scores(value: Value) -> onnx.ValueInfoProto:
@@ -138,40 +164,6 @@ def declare_scores(value: Value) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(
         value.name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), [None]
     )
-
-
-def _valid(source: SourceModel, graph: VarianceGraph, mask: str | None) -> Value | None:
-    """Where positions (N, T) are no padding; None without a mask."""
-    if mask is None:
-        return None
-    with graph.scope(f"{tensor_of(mask)}/valid"):
-        return valid_in(graph, source, mask)
-
-
-def _like(graph: VarianceGraph, valid: Value | None, head: Head) -> Value:
-    """valid (N, T) as it goes with a score per position, which may have more axes."""
-    assert valid is not None and head.rank is not None
-    return graph.unsqueeze(valid, list(range(2, head.rank - 1))) if head.rank > 3 else valid
-
-
-def _scored(source: SourceModel, graph: VarianceGraph, head: Head, found: Answer) -> Answer:
-    """The score as the file has it: 0 at padding where positions have their own, and levelled over lengths where an
-    input has one. What thresholds and weights are found by is no number at padding, so that it does not count."""
-    score, spread = found.roles["score"], found.spread
-    assert spread is not None
-    if head.axis is not None and head.mask is not None:
-        with graph.scope(f"{head.output}/score/valid"):
-            valid = _like(graph, _valid(source, graph, head.mask), head)
-            lost, zero = (graph.constant(np.asarray(number, score.dtype)) for number in (np.nan, 0))
-            whole, spread = graph.where(valid, score, lost), graph.where(valid, spread, lost)
-            score = graph.where(valid, score, zero)
-        return replace(found, roles={**found.roles, "score": score}, spread=spread, score=whole)
-    if head.lengths is None or graph.opset < OLDEST_LEVELLED:
-        return found
-    with graph.scope(f"{tensor_of(head.lengths)}/valid"):
-        told = valid_in(graph, source, head.lengths)
-    levelled, tensors = level_score(graph, score, told, f"{head.output}/score")
-    return replace(found, roles={**found.roles, "score": levelled}, lengths=tensors)
 
 
 def with_noise(
@@ -264,13 +256,6 @@ def _mean_variance(graph: VarianceGraph, head: Head, var: Value, valid: Value | 
             by_position = graph.reduce("ReduceMean", var, inner, keepdims=False) if inner else var
             return masked_mean(graph, by_position, valid, 2)
         return graph.reduce("ReduceMean", var, list(range(1, head.rank)), keepdims=False)
-
-
-def _beyond_threshold(graph: VarianceGraph, head: Head, score: Value, whose: str = "") -> tuple[Value, str]:
-    """Emit the flag not (score < threshold), which is true for a NaN; the threshold is a parameter."""
-    with graph.scope(f"{head.output}/{whose}ood"):
-        threshold = graph.constant(np.asarray(np.inf, score.dtype), f"{head.output}/{whose}score/threshold")
-        return graph.emit("Not", graph.emit("Less", score, threshold, dtype=np.bool_)), threshold.name
 
 
 def declare(output: onnx.ValueInfoProto, head: Head, role: str, value: Value) -> onnx.ValueInfoProto:

@@ -1,10 +1,9 @@
 """Where Gaussian-process activations go: `sites` is auto, last, all, or names.
 
 `auto` is the penultimate representation: what goes into the last linear layer of each output, at its
-activation if only reshaping lies between; and where fully connected layers lead there, also the first of their
-activations, which still tells inputs apart that the last one no longer does (docs/defaults.md). `all` are the
-activations with a linear layer behind them, `last` is the last of these. A model without such layers has its site
-at its `features`.
+activation if only reshaping lies between. `all` are the activations with a linear layer behind them, `last` is the last
+of these. A model without such layers has its site at its `features`. Earlier places that tell inputs apart which the last
+one no longer does are `witnesses`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from gapa_onnx.model.constants import has_subgraph
 from gapa_onnx.model.dtypes import is_quantised
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.features import feature_site
-from gapa_onnx.plan.frontier import Frontier, comes_from, place_at
+from gapa_onnx.plan.frontier import Frontier, comes_from
 from gapa_onnx.plan.layers import Network, is_merged_into_layer
 from gapa_onnx.plan.naming import named_site, site_at, site_at_activation, site_at_tensor
 from gapa_onnx.plan.pixels import segmentations, site_for_pixels
@@ -51,7 +50,7 @@ def find_sites(source: SourceModel, spec: str, task: str = "auto") -> tuple[Site
 
 def _auto(network: Network, task: str) -> list[Site]:
     """What goes into the last linear layers of each output, at its activation if only reshaping lies between,
-    else the identity there. In front of it the first vector. A state that is handed on has sites of its own only
+    else the identity there. A state that is handed on has sites of its own only
     where all others lie behind it. For a segmentation a map that tells about pixels stands for one that is pooled."""
     source, frontier = network.source, Frontier.of(network.source)
     sites, for_pixels = [], segmentations(source, task)
@@ -59,46 +58,11 @@ def _auto(network: Network, task: str) -> list[Site]:
         last = site_at(network, place)
         if last.layout is Layout.POOLED and outputs & for_pixels:
             last = site_for_pixels(network, last) or last
-        sites += [*_first_vector(network, last), last]
+        sites.append(last)
     for state in frontier.states:
         if not comes_from(source.tensors[state], {site.output for site in sites}):
             sites = [*(site_at(network, place) for place in frontier.places_of(state)), *sites]
     return sites
-
-
-def _first_vector(network: Network, last: Site) -> list[Site]:
-    """The first activation of the fully connected layers that end in a site, if it is another one: back
-    from layer to layer, as long as each reads the activation of the one before and that is a vector."""
-    first = last
-    while (earlier := _vector_before(network, first)) is not None:
-        first = earlier
-    return [] if first is last else [first]
-
-
-def _vector_before(network: Network, site: Site) -> Site | None:
-    """The site at the activation, a vector per sample, that the layer in front of this one reads."""
-    layer = _layer_before(network, network.source.tensors[site.query]) if _is_vector(site) else None
-    data = None if layer is None else network.data_of(layer)
-    found = None if data is None else site_at(network, place_at(network, data))
-    return found if found is not None and _is_vector(found) else None
-
-
-def _is_vector(site: Site) -> bool:
-    return site.activation is not None and site.rank == 2
-
-
-def _layer_before(network: Network, tensor: gs.Tensor) -> gs.Node | None:
-    """The linear layer that a tensor comes from, with nothing on the way where other data join: a bias is no data,
-    nor is a single number, the scale of dynamic quantisation."""
-    while len(tensor.inputs) == 1 and not has_subgraph(tensor.inputs[0]):
-        node = tensor.inputs[0]
-        if id(node) in network.layers:
-            return node
-        data = [t for t in node.inputs if not network.is_known(t) and t.shape not in ((), [])]
-        if len(data) != 1:
-            return None
-        tensor = data[0]
-    return None
 
 
 # ----------------------------------------------------------------- last, all: activations before layers

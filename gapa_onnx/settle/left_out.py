@@ -112,8 +112,9 @@ def leave_out(
     by_sample = any(fit.site.chosen for fit in calibration.fits)
     for positions, inputs, of in chosen_rows(fed, 1 if by_sample else fed.batch_rows, wanted):
         queries = calibration.reader.queries(inputs)
-        by_site = {fit.site.output: fit.as_compared(rows) for fit, rows in zip(calibration.fits, queries)}
-        shares = {fit.site.output: left_out_share(fit, by_site[fit.site.output]) for fit in calibration.fits}
+        places = calibration.places
+        by_site = {fit.site.output: fit.as_compared(rows) for fit, rows in zip(places, queries)}
+        shares = {fit.site.output: left_out_share(fit, by_site[fit.site.output]) for fit in places}
         kept = by_site if Purpose.NOISE in of else {}
         sample.add(of, LeftOutBatch(positions, inputs, shares, kept))
         done += len(positions)
@@ -141,7 +142,7 @@ def choose(calibration: Calibration, purposes: Purpose, known: Array | None, see
 
 def _count(calibration: Calibration, purpose: Purpose) -> int:
     """Rows for a purpose: fewer where each of them has many queries."""
-    per_row = sum(fit.rows for fit in calibration.fits) / calibration.rows
+    per_row = sum(fit.rows for fit in calibration.places) / calibration.rows
     queries = MOST_QUERIES * ROWS[purpose] / ROWS[Purpose.SCORES]
     fewest = FEWEST_IMAGES if any(fit.site.chosen for fit in calibration.fits) else FEWEST_ROWS
     return min(ROWS[purpose], max(fewest, int(queries / max(per_row, 1e-9))))

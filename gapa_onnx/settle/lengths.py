@@ -43,13 +43,15 @@ class LengthFit:
     widening: float  #: d
     flaring: float  #: e
 
-    def table(self) -> Array:
-        """Exponent, median and usual median of the score by length: (most + 1, 3)."""
+    def table(self, logarithmic: bool = False) -> Array:
+        """Exponent, median and usual median of the score by length: (most + 1, 3); the medians as logarithms, if asked."""
         most = min(self.most, LONGEST)
         away = np.log(np.clip(np.arange(most + 1), self.least, self.most) / self.usual)
         exponent = 1 / np.clip(1 + self.widening * away + self.flaring * away**2, 1 / WIDEST, WIDEST)
         median = self.middle + self.slope * away + self.bend * away**2
-        return np.stack([exponent, np.exp(median), np.full(most + 1, np.exp(self.middle))], axis=1)
+        usual = np.full(most + 1, self.middle)
+        medians = (median, usual) if logarithmic else (np.exp(median), np.exp(usual))
+        return np.stack([exponent, *medians], axis=1)
 
     def levelled(self, scores: Array, lengths: Array) -> Array:
         """The scores (n,) of inputs of these lengths (n,) as the file computes them."""

@@ -11,6 +11,9 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.fit.statistics import QUANTILES, quantile
 
 VALUES_PER_ROW = 256  # kept where a row has a score per pixel or token
+#: Scores that a file keeps to rank others by. Positions of one image or text are not exchangeable, so that there the
+#: p-value is approximate whatever their number, and fewer are searched faster.
+MOST_ORDINARY = {"rows": 10_000, "positions": 999}
 
 
 class ScoreSample:
@@ -38,6 +41,16 @@ class ScoreSample:
         """The score at each of the `QUANTILES`, by name ("0.95")."""
         values = self.values
         return {str(q): quantile(values, q) for q in QUANTILES}
+
+
+def thinned(values: Array, most: int) -> Array:
+    """At most so many of the values (n,), in order: those at evenly spaced ranks."""
+    ordered = np.sort(values)
+    if len(ordered) <= most:
+        return ordered
+    ranks = (np.arange(most) + 0.5) * len(ordered) / most
+    kept: Array = ordered[ranks.astype(np.int64)]
+    return kept
 
 
 def threshold_at(quantiles: Mapping[str, float], wanted: float) -> float:

@@ -2,7 +2,7 @@
 
     weigh       several sites: factors of τ and A, so that each counts in the score
     scale       targets given: τ of all sites, by how far predictions are off
-    thresholds  the chosen quantile of each output's score
+    rank        the scale of each witness, ordinary scores, and the level of flags
     noise       targets given: σ²(h) of the targets, from residuals beside the left-out variance
 
 Each is a function from numbers to numbers; the rows and their left-out shares are the same for all of them.
@@ -11,7 +11,7 @@ Each is a function from numbers to numbers; the rows and their left-out shares a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,13 +23,11 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration
 from gapa_onnx.plan.targets import known_rows, require_rows
 from gapa_onnx.progress import Progress, silent
-from gapa_onnx.record import ScoreRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.left_out import LeftOutSample, Purpose, leave_out
-from gapa_onnx.settle.lengths import LengthFit, fit_lengths
 from gapa_onnx.settle.noise import fit_noise
 from gapa_onnx.settle.scaling import scaled_by_targets
-from gapa_onnx.settle.scores import ScoreSample, threshold_at
+from gapa_onnx.settle.ranking import ranked, tensors_of_scores
 from gapa_onnx.settle.tail import Tail
 from gapa_onnx.settle.weighing import weighed
 
@@ -51,13 +49,8 @@ def settle(
         require_rows(values, calibration.rows)
     known = np.unique(np.concatenate([known_rows(v) for v in targets.values()])) if targets else None
     sample = leave_out(calibration, data, purposes, known, seed=settings.seed, progress=progress)
-    scores = _scores(template, settings)
-    wanted = [*_by_variance(template, scores), *_beside_targets(template, targets)]
-    scored = [
-        *scores.values(),
-        *(one.lengths for one in template.lengths.values()),
-        *template.image_scores.values(),
-    ]
+    scored = tensors_of_scores(template)
+    wanted = [*_spreads(template), *_beside_targets(template, targets)]
     tail = Tail(template, wanted or scored)
     if Purpose.WEIGHING in purposes:
         numbers = weighed(template, sample, numbers, tail, settings.seed, progress)
@@ -65,7 +58,7 @@ def settle(
         numbers = scaled_by_targets(template, sample, numbers, tail, targets, progress)
     if Purpose.SCORES in purposes:
         by_score = tail if set(scored) <= set(tail.wanted) else Tail(template, scored)
-        numbers = with_thresholds(template, sample, numbers, by_score, scores, settings)
+        numbers = ranked(template, sample, numbers, by_score, settings)
     for output, values in targets.items():
         numbers = _with_noise(template, sample, numbers, tail, output, values, settings, progress)
     return numbers
@@ -76,7 +69,8 @@ def _purposes(template: Template, settings: Settings, targets: Mapping[str, Arra
     purposes = Purpose(0)
     if template.spreads:
         purposes |= Purpose.SCORES
-        if len(template.plan.sites) > 1 and settings.scale == "loo" and not template.image_scores:
+        chosen = any(site.chosen for site in template.plan.sites)
+        if len(template.plan.sites) > 1 and settings.scale == "loo" and not chosen:
             purposes |= Purpose.WEIGHING
     if targets:
         purposes |= Purpose.NOISE
@@ -85,131 +79,13 @@ def _purposes(template: Template, settings: Settings, targets: Mapping[str, Arra
     return purposes
 
 
-def _scores(template: Template, settings: Settings) -> dict[str, str]:
-    """The tensor that each output is scored by. The mean variance is there without running its head."""
-    if settings.score == "variance":
-        return dict(template.spreads)
-    return dict(template.scores)
-
-
-def _by_variance(template: Template, scores: Mapping[str, str]) -> list[str]:
-    """The mean variances, where sites are weighed or outputs scored by them."""
-    several = len(template.plan.sites) > 1
-    by_variance = set(scores.values()) == set(template.spreads.values())
-    lengths = [one.lengths for one in template.lengths.values()] if by_variance else []
-    return [*template.spreads.values(), *lengths] if several or by_variance else []
+def _spreads(template: Template) -> list[str]:
+    """The mean variances, where sites are weighed by them."""
+    return list(template.spreads.values()) if len(template.plan.sites) > 1 else []
 
 
 def _beside_targets(template: Template, targets: Mapping[str, Array]) -> list[str]:
     return [name for output in targets for name in (output, template.roles[output]["var"])]
-
-
-# ------------------------------------------------------------------- thresholds
-
-
-def with_thresholds(
-    template: Template,
-    sample: LeftOutSample,
-    numbers: Numbers,
-    tail: Tail,
-    scores: Mapping[str, str],
-    settings: Settings,
-) -> Numbers:
-    """Find the threshold of each output that has a score, and add it to the numbers."""
-    drawn = _drawn(template, sample, numbers, tail, scores, settings)
-    kinds = _kinds(template, scores, settings)
-    found = {
-        output: _score_record(template.thresholds[output], one, drawn, kinds[output], settings)
-        for output, one in drawn.samples.items()
-        if len(one.values)
-    }
-    of_images = {
-        output: _score_record(template.image_thresholds[output], one, drawn, kinds[output], settings)
-        for output, one in drawn.images.items()
-        if len(one.values)
-    }
-    for output, level in drawn.levels.items():
-        if output in found:
-            found[output] = replace(found[output], lengths=level.numbers())
-    lost = {
-        output: "; no threshold, as every score on the data is NaN"
-        for output in scores
-        if output not in found
-    }
-    return replace(
-        numbers,
-        scores=found,
-        image_scores=of_images,
-        lengths={output: level.table() for output, level in drawn.levels.items() if output in found},
-        remarks={**numbers.remarks, **lost},
-    )
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """The scores of left-out rows."""
-
-    samples: Mapping[str, ScoreSample]  #: by output
-    images: Mapping[str, ScoreSample]  #: by the output of a detector, of whole images
-    levels: Mapping[str, LengthFit]  #: how scores follow lengths, by output
-    rows: int
-
-
-def _drawn(
-    template: Template,
-    sample: LeftOutSample,
-    numbers: Numbers,
-    tail: Tail,
-    scores: Mapping[str, str],
-    settings: Settings,
-) -> _Drawn:
-    samples = {output: ScoreSample(settings.seed) for output in scores}
-    images = {output: ScoreSample(settings.seed) for output in template.image_scores}
-    to_level: dict[str, list[Array]] = {output: [] for output in scores if output in template.lengths}
-    rows = 0
-    for batch in sample.batches(Purpose.SCORES):
-        answers = tail(batch, numbers.fits)
-        rows += len(batch.positions)
-        for output, tensor in scores.items():
-            if output in to_level:
-                lengths = answers[template.lengths[output].lengths]
-                to_level[output].append(np.stack([answers[tensor], lengths]).astype(np.float64))
-            else:
-                samples[output].add(answers[tensor])
-        for output, tensor in template.image_scores.items():
-            images[output].add(answers[tensor])
-    levels = {}
-    for output, parts in to_level.items():
-        values, lengths = np.concatenate(parts, axis=1)
-        level = fit_lengths(values, lengths, settings.ood_quantile)
-        if level is not None:
-            levels[output], values = level, level.levelled(values, lengths)
-        samples[output].add(values)
-    return _Drawn(samples, images, levels, rows)
-
-
-def _kinds(template: Template, scores: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """What each score is: the mean variance, the share where there is none, or the epistemic part."""
-    by_variance = "share" if template.plan.score_only else "variance"
-    return {
-        output: by_variance if tensor == template.spreads[output] else settings.score
-        for output, tensor in scores.items()
-    }
-
-
-def _score_record(
-    tensor: str, scores: ScoreSample, drawn: _Drawn, kind: str, settings: Settings
-) -> ScoreRecord:
-    quantiles = scores.table()
-    return ScoreRecord(
-        kind=kind,
-        rows=drawn.rows,
-        source="left-out calibration rows",
-        quantiles=quantiles,
-        tensor=tensor,
-        quantile=settings.ood_quantile,
-        threshold=threshold_at(quantiles, settings.ood_quantile),
-    )
 
 
 # ------------------------------------------------------------------- noise

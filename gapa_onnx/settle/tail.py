@@ -36,7 +36,7 @@ class Tail:
             for tensor in template.additions.initializer
             if tensor.name in parameters
         }
-        shapes |= {site.share: None for site in template.sites}
+        shapes |= {place.share: None for place in template.places}
         given = [
             onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
             for name, shape in shapes.items()
@@ -51,7 +51,7 @@ class Tail:
     def __call__(self, batch: LeftOutBatch, fits: Sequence[SiteFit]) -> dict[str, Array]:
         """The wanted tensors for left-out rows, if the sites had these fits."""
         fed = {**batch.inputs, **site_tensors(self.template, fits)}
-        fed |= {site.share: batch.shares[site.output] for site in self.template.sites}
+        fed |= {place.share: batch.shares[place.output] for place in self.template.places}
         needed = {name: array for name, array in fed.items() if name in self._read}
         answers = run_batch(self._session, self.wanted, needed, "the variance graph failed", HINT)
         return dict(zip(self.wanted, answers))

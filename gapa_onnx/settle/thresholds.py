@@ -1,7 +1,7 @@
-"""Read and change the threshold of a converted file's score.
+"""Read and change how rare a score must be for a converted file to flag it.
 
-An input is flagged (`y_ood`) unless its score is below the threshold. The file carries the score at many
-quantiles of left-out calibration rows, so the line can be moved without calibrating again.
+An input is flagged (`y_ood`) unless its p-value is above a level. The file carries the scores of ordinary inputs, so the
+level can be moved, or given as a score, without calibrating again; and other ordinary inputs can take their place.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from gapa_onnx.data import DataSource, ImageOptions, InputSpec, open_data
 from gapa_onnx.emit.emit import attach, put_tensor
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import read_proto
+from gapa_onnx.model.splice import exposed
 from gapa_onnx.model.writing import save
+from gapa_onnx.plan.heads.pvalues import TableTensors, p_value
 from gapa_onnx.record import Record, ScoreRecord, damaged, require, require_outputs, require_thresholds
 from gapa_onnx.sessions.feeding import feeding
 from gapa_onnx.sessions.inference import input_specs, open_model, row_count, run_batch
 from gapa_onnx.settings import require_quantile
-from gapa_onnx.settle.scores import ScoreSample, threshold_at
+from gapa_onnx.settle.scores import MOST_ORDINARY, ScoreSample, threshold_at, thinned
 
 ROWS_BEYOND = 10  # fewer rows beyond a quantile say little about where it is
 
@@ -34,18 +36,20 @@ class Threshold:
     """The threshold of one output's score, and the quantiles that it was chosen from."""
 
     output: str
-    role: str  #: of the score: score, or image_score of a detector's images
-    kind: str  #: of score: variance or epistemic
+    role: str  #: of the score: score, or image_score or seq_score of whole images and sequences
+    kind: str  #: of score: witnesses, variance, epistemic or share
     quantile: float | None  #: None where a number was given
     threshold: float
     rows: int  #: that the quantiles were taken over
     source: str  #: which rows those were
     quantiles: Mapping[str, float]
+    promise: str = "approximate"  #: or exact, where nothing was fitted to these rows
 
     @property
     def name(self) -> str:
-        """What people call it: the output, and whether the line is for whole images."""
-        return self.output if self.role == "score" else f"{self.output}, images"
+        """What people call it: the output, and whether the line is for whole images or sequences."""
+        whole = {"image_score": ", images", "seq_score": ", sequences"}
+        return self.output + whole.get(self.role, "")
 
     @property
     def rows_beyond(self) -> float:
@@ -88,7 +92,7 @@ def set_threshold(
     _require_a_line(quantile, value, data)
     if data is not None:
         scores = _on_data(
-            path,
+            model,
             record,
             scores,
             lambda inputs: open_data(data, inputs, images, batch_size, calibrated=record.images),
@@ -96,9 +100,9 @@ def set_threshold(
     heads = dict(record.heads)
     for (name, role), score in scores.items():
         moved = _moved(name, score, quantile, value)
-        put_tensor(model.graph, score.tensor, np.asarray(moved.threshold))
-        head = heads[name]
-        heads[name] = replace(head, score=moved) if role == "score" else replace(head, image_score=moved)
+        level = 1 - moved.quantile if moved.quantile is not None else _level_at(model, score, moved.threshold)
+        put_tensor(model.graph, score.level, np.asarray(level))
+        heads[name] = replace(heads[name], scores={**heads[name].scores, role: moved})
     record = replace(record, heads=heads)
     attach(model, record)
     save(model, Path(out) if out is not None else path)
@@ -112,7 +116,7 @@ def _required(model: onnx.ModelProto, label: str) -> Record:
     for (output, role), score in _all_scores(record).items():
         if not _are_quantiles(score.quantiles):
             raise damaged(
-                f"heads.{output}.{role}.quantiles does not go from numbers between 0 and 1 to scores"
+                f"heads.{output}.scores.{role}.quantiles does not go from numbers between 0 and 1 to scores"
             )
     return record
 
@@ -151,12 +155,14 @@ Scores = dict[tuple[str, str], ScoreRecord]  #: by output and role
 
 
 def _all_scores(record: Record) -> Scores:
-    found = {}
-    for output, head in record.heads.items():
-        for role, score in (("score", head.score), ("image_score", head.image_score)):
-            if score is not None:
-                found[output, role] = score
-    return found
+    return {(output, role): score for output, head in record.heads.items() for role, score in head.scores.items()}
+
+
+def _level_at(model: onnx.ModelProto, score: ScoreRecord, threshold: float) -> float:
+    """The p-value of a score by the file's ordinary scores: at and below it are those that are not less."""
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    table = onnx.numpy_helper.to_array(stored[score.ordinary]).ravel()
+    return float(p_value(table[np.isfinite(table)], threshold))
 
 
 def _scores(record: Record, output: str | None) -> Scores:
@@ -172,34 +178,39 @@ def _scores(record: Record, output: str | None) -> Scores:
 
 def _listed(record: Record) -> tuple[Threshold, ...]:
     return tuple(
-        Threshold(name, role, s.kind, s.quantile, s.threshold, s.rows, s.source, s.quantiles)
+        Threshold(name, role, s.kind, s.quantile, s.threshold, s.rows, s.source, s.quantiles, s.promise)
         for (name, role), s in _scores(record, None).items()
     )
 
 
 def _on_data(
-    path: Path,
+    model: onnx.ModelProto,
     record: Record,
     scores: Scores,
     opened: Callable[[Sequence[InputSpec]], DataSource],
 ) -> Scores:
-    """The scores with quantiles of held-out data in place of those of the calibration."""
-    session = open_model(path)
+    """The scores with those of held-out data in place of the calibration's, which are put into the model."""
+    ranked = [score.ranked for score in scores.values()]
+    session = open_model(exposed(model, ranked))
     scored = {output: record.heads[output] for output, _ in scores}
     require_outputs(scored, {value.name for value in session.get_outputs()}, roles=["score"])
     source = feeding(session, opened(input_specs(session)))
-    names = [record.heads[output].outputs[role] for output, role in scores]
     samples = [ScoreSample() for _ in scores]
     rows = 0
     for batch in source.batches():
-        answers = run_batch(session, names, batch)
+        answers = run_batch(session, ranked, batch)
         rows += row_count(batch, answers)
         for sample, values in zip(samples, answers):
             sample.add(values)
     for sample in samples:
         if not len(sample.values):
             raise UserError(f"every score of {source.description} is NaN", "check the data")
+    for score, sample in zip(scores.values(), samples):
+        names = TableTensors(score.ordinary, score.largest, score.count, score.level)
+        kept = thinned(sample.values, MOST_ORDINARY["rows" if len(sample.values) <= rows else "positions"])
+        for name, array in names.filled(kept).items():
+            put_tensor(model.graph, name, array)
     return {
-        key: replace(score, rows=rows, source=source.description, quantiles=sample.table())
+        key: replace(score, rows=rows, source=source.description, quantiles=sample.table(), promise="exact")
         for (key, score), sample in zip(scores.items(), samples)
     }

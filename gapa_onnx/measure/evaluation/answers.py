@@ -181,7 +181,9 @@ def _answered(output: str, head: HeadRecord, session: ort.InferenceSession) -> A
         own, axis = {MEAN: head.detection.classes, BOXES: head.detection.boxes}, head.detection.class_axis
     known = {}
     if head.score is not None:
-        drawn = {"quantile": head.score.quantile, "threshold": head.score.threshold}
+        # Where p-values rank another number than the score, its line is no line of the score.
+        own_line = head.score.ranked == head.outputs.get("score")
+        drawn = {"quantile": head.score.quantile, "threshold": head.score.threshold if own_line else None}
         known = {name: value for name, value in drawn.items() if value is not None}
     return Answered(
         output,

@@ -161,7 +161,7 @@ def emit_detection(
     )
     with graph.scope(f"{head.output}/image_score"):
         alike = [(own, prior) for own, prior in born if isinstance(own, Scaled)]
-        if options.score == "variance" and alike and len(alike) == len(born):
+        if options.score != "epistemic" and alike and len(alike) == len(born):
             roles["image_score"] = _mean_of_queries(graph, alike)
         else:
             roles["image_score"] = graph.reduce("ReduceMean", roles["score"], [1], keepdims=False)

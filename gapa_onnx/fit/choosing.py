@@ -1,0 +1,78 @@
+"""Choose how queries of a place are compared, without labels: by which geometry strange inputs stand out.
+
+On the features of one network only directions tell, on those of another lengths do, on a third whitening helps; no
+geometry is best everywhere (docs/defaults.md). Strange inputs that are made of the calibration rows themselves
+(`data.strange`) tell which: for each geometry, some random rows are remembered, and the shares of other rows are held
+against those of the strange ones. The geometry with the highest mean AUROC over the kinds of strangeness is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gapa_onnx.arrays import Array
+from gapa_onnx.fit import statistics
+from gapa_onnx.fit.geometry import Geometry
+from gapa_onnx.op.shares import unexplained_share
+from gapa_onnx.settings import Settings
+from gapa_onnx.threads import one_thread
+
+REMEMBERED = 1000  # rows for each geometry; a file remembers more
+JUDGED = 1000  # other rows, and as many of each kind of strange ones at most
+FEWEST = 100  # rows that are remembered, and that are judged: fewer tell nothing
+WIDEST_WHITENED = 512  # features: whitening multiplies each query by a matrix
+USUAL = "euclidean"  # where nothing tells
+
+
+def metrics_for(width: int) -> tuple[str, ...]:
+    """The metrics that are tried for queries of this width."""
+    plain = (USUAL, "direction")
+    return (*plain, "whitened", "whitened-direction") if width <= WIDEST_WHITENED else plain
+
+
+def choose_geometry(
+    candidates: Sequence[Geometry], rows: Array, strange: Mapping[str, Array], settings: Settings
+) -> tuple[Geometry, dict[str, float]]:
+    """The geometry that tells strange queries (n, d) of each kind from rows (n, d) best, and the mean AUROC of each.
+
+    The first of the candidates where there is too little to tell by.
+    """
+    finite = {kind: queries[statistics.finite_rows(queries)][:JUDGED] for kind, queries in strange.items()}
+    finite = {kind: queries for kind, queries in finite.items() if len(queries) >= FEWEST}
+    if len(rows) < 2 * FEWEST or not finite:
+        return candidates[0], {}
+    order = np.random.default_rng(settings.seed).permutation(len(rows))
+    half = min(JUDGED, len(rows) // 2)
+    judged, remembered = rows[order[:half]], rows[order[half : half + REMEMBERED]]
+    found = {how.metric: _told_apart(how, remembered, judged, finite, settings) for how in candidates}
+    best = max(candidates, key=lambda how: found[how.metric])  # of equals the first
+    return best, found
+
+
+@one_thread()
+def _told_apart(
+    how: Geometry, remembered: Array, judged: Array, strange: Mapping[str, Array], settings: Settings
+) -> float:
+    """The mean over kinds of the AUROC of shares: strange queries against rows that are judged."""
+    points = how(remembered)
+    length_scale = statistics.median_distance(points, seed=settings.seed)
+    if not length_scale > 0:
+        return 0.0
+    search, k = statistics.NearestSearch(points), min(settings.k, len(points))
+
+    def shares(queries: Array) -> Array:
+        compared = how(queries)
+        nearest = search.candidates(compared, k)
+        return unexplained_share(compared, points, nearest, length_scale, settings.jitter)
+
+    known = shares(judged)
+    return float(np.mean([auroc(known, shares(queries)) for queries in strange.values()]))
+
+
+def auroc(known: Array, strange: Array) -> float:
+    """How often a strange one is above a known one; equal ones count half."""
+    ordered = np.sort(known)
+    below = np.searchsorted(ordered, strange, "left") + np.searchsorted(ordered, strange, "right")
+    return float(np.mean(below) / (2 * len(known)))

@@ -1,0 +1,151 @@
+"""How strange inputs are: scores beside an output, with the p-value and the flag of each.
+
+    score         of an input; of a position, token or candidate, where each of these has classes
+    image_score   of a whole image, seq_score of a whole sequence, where its positions have scores of their own
+
+Where one number stands for a sample it is made of what witnesses say (`heads.strangeness`), else it is the mean
+variance. p-values rank a score among those of ordinary inputs (`heads.pvalues`). Of training rows the entropies are too
+small to be ranked by: without held-out rows p-values go by the shares alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.frontier import comes_from
+from gapa_onnx.plan.head import Head, Task
+from gapa_onnx.plan.heads.lengths import LengthTensors, level_score
+from gapa_onnx.plan.heads.pvalues import TableTensors, emit_flag, emit_p_value
+from gapa_onnx.plan.heads.strangeness import WitnessTensors, emit_strangeness
+from gapa_onnx.variance.graph import Value, VarianceGraph
+from gapa_onnx.variance.masks import tensor_of, valid_in
+
+OLDEST_LEVELLED = 8  # opset from which on Min and Max broadcast
+
+
+@dataclass(frozen=True)
+class Testimony:
+    """What witnesses say, and whether their word is ranked among rows that the model was not fitted to."""
+
+    shares: Mapping[str, Value] = field(default_factory=dict)  #: (N, 1) by the output of a place, one query per sample
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A score before it has a p-value."""
+
+    role: str  #: score, image_score or seq_score
+    value: Value
+    rank: int
+    kind: str  #: what it is made of: witnesses, variance, epistemic or share
+    ranked: Value | None = None  #: what p-values rank in its place, where that is another
+    witnesses: WitnessTensors | None = None
+
+
+@dataclass(frozen=True)
+class ScoreTensors:
+    """Names of the tensors of one score."""
+
+    kind: str
+    score: str  #: before it is levelled over lengths; no number at padding
+    ranked: str  #: the same for what p-values rank
+    table: TableTensors  #: parameters
+    witnesses: WitnessTensors | None = None  #: parameters of their combination, where it is one
+    lengths: LengthTensors | None = None  #: where it is levelled over lengths
+
+
+@dataclass(frozen=True)
+class Flagged:
+    """Scores with their p-values and flags."""
+
+    roles: dict[str, Value]
+    spread: Value  #: mean variance; no number at padding
+    scores: dict[str, ScoreTensors]
+
+
+def strange_by_witnesses(
+    source: SourceModel,
+    graph: VarianceGraph,
+    head: Head,
+    spread: Value,
+    entropy: Callable[[], Value] | None,
+    testimony: Testimony,
+) -> list[Scored]:
+    """The scores of an output by witnesses; by the mean variance `spread` where there are none, or where each position
+    has a score of its own, of which witnesses then tell as a whole."""
+    by_position = head.axis is not None and head.rank is not None and head.rank > 2
+    plain = Scored("score", spread, 1 if head.axis is None or head.rank is None else head.rank - 1, "variance")
+    tensor = source.tensors[head.logits]
+    heard = {place: share for place, share in testimony.shares.items() if comes_from(tensor, {place})}
+    if not heard or graph.opset < OLDEST_LEVELLED:
+        return [plain]
+    role = "score" if not by_position else "image_score" if head.task is Task.SEGMENTATION else "seq_score"
+    own = None if entropy is None or by_position else entropy()
+    score, by_shares, tensors = emit_strangeness(graph, heard, own, f"{head.output}/{role}")
+    ranked = None if testimony.held_out or own is None else by_shares
+    scored = Scored(role, score, 1, "witnesses", ranked, tensors)
+    return [plain, scored] if by_position else [scored]
+
+
+def with_flags(
+    source: SourceModel, graph: VarianceGraph, head: Head, scores: Sequence[Scored], spread: Value
+) -> Flagged:
+    """The scores as the file has them, their p-values and flags: 0 and no flag at padding where positions have their
+    own, and levelled over lengths where an input has one."""
+    roles: dict[str, Value] = {}
+    tensors: dict[str, ScoreTensors] = {}
+    for one in scores:
+        whose = one.role.removesuffix("score")
+        prefix = f"{head.output}/{one.role}"
+        value, ranked, lengths = one.value, one.ranked, None
+        valid = _valid_like(source, graph, head) if one.role == "score" else None
+        if valid is not None:
+            with graph.scope(f"{prefix}/valid"):
+                lost, zero = (graph.constant(np.asarray(number, value.dtype)) for number in (np.nan, 0))
+                whole, spread = graph.where(valid, value, lost), graph.where(valid, spread, lost)
+                value = graph.where(valid, value, zero)
+        else:
+            whole = value
+        before = whole if ranked is None else ranked
+        if _is_levelled(graph, head, one):
+            with graph.scope(f"{tensor_of(head.lengths or '')}/valid"):
+                told = valid_in(graph, source, head.lengths or "")
+            logarithmic = one.kind == "witnesses"
+            value, lengths = level_score(graph, value, told, prefix, logarithmic)
+            ranked = None if ranked is None else level_score(graph, ranked, told, prefix, logarithmic, lengths)[0]
+        rare, table = emit_p_value(graph, value if ranked is None else ranked, one.rank, prefix)
+        flag = emit_flag(graph, rare, table, f"{head.output}/{whose}ood")
+        if valid is not None:
+            with graph.scope(f"{head.output}/{whose}ood"):
+                flag = graph.emit("And", flag, valid)
+        roles |= {one.role: value, f"{whose}pvalue": rare, f"{whose}ood": flag}
+        tensors[one.role] = ScoreTensors(one.kind, whole.name, before.name, table, one.witnesses, lengths)
+    return Flagged(roles, spread, tensors)
+
+
+def _is_levelled(graph: VarianceGraph, head: Head, one: Scored) -> bool:
+    """Whether a score is put where it would be at the usual length of inputs."""
+    return head.lengths is not None and one.role == "score" and one.rank == 1 and graph.opset >= OLDEST_LEVELLED
+
+
+def _valid_like(source: SourceModel, graph: VarianceGraph, head: Head) -> Value | None:
+    """Where positions are no padding, as it goes with a score per position, which may have more axes than (N, T)."""
+    valid = valid_positions_of(source, graph, head.mask) if head.axis is not None else None
+    if valid is None:
+        return None
+    assert head.rank is not None
+    with graph.scope(f"{head.output}/ood"):
+        return graph.unsqueeze(valid, list(range(2, head.rank - 1))) if head.rank > 3 else valid
+
+
+def valid_positions_of(source: SourceModel, graph: VarianceGraph, mask: str | None) -> Value | None:
+    """Where positions (N, T) are no padding; None without a mask."""
+    if mask is None:
+        return None
+    with graph.scope(f"{tensor_of(mask)}/valid"):
+        return valid_in(graph, source, mask)

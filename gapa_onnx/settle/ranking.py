@@ -1,0 +1,158 @@
+"""Rank scores: put witnesses on one scale, and keep what ordinary inputs score.
+
+Everything is found on left-out calibration rows. A score that witnesses make is computed here from their shares; any
+other is read off the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gapa_onnx.arrays import Array
+from gapa_onnx.emit.numbers import Numbers, ScoreNumbers
+from gapa_onnx.emit.rewrite import ScoreKey, Template
+from gapa_onnx.plan.heads.strangeness import WitnessTensors, combined, scales
+from gapa_onnx.plan.scores import ScoreTensors
+from gapa_onnx.record import ScoreRecord, WitnessesRecord
+from gapa_onnx.settings import Settings
+from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample, Purpose
+from gapa_onnx.settle.lengths import LengthFit, fit_lengths
+from gapa_onnx.settle.scores import MOST_ORDINARY, ScoreSample, threshold_at, thinned
+from gapa_onnx.settle.tail import Tail
+
+LEFT_OUT = "left-out calibration rows"
+
+
+def tensors_of_scores(template: Template) -> list[str]:
+    """What has to be read off the graph to rank its scores."""
+    names: list[str] = []
+    for one in template.scores.values():
+        if one.witnesses is None:
+            names.append(one.ranked)
+        elif one.witnesses.entropy is not None:
+            names.append(one.witnesses.entropy)
+        if one.lengths is not None:
+            names.append(one.lengths.lengths)
+    return list(dict.fromkeys(names))
+
+
+def ranked(
+    template: Template, sample: LeftOutSample, numbers: Numbers, tail: Tail, settings: Settings
+) -> Numbers:
+    """Find the numbers of every score, and add them to the others."""
+    drawn = {key: _Drawn(one, settings.seed) for key, one in template.scores.items()}
+    rows = 0
+    for batch in sample.batches(Purpose.SCORES):
+        answers = tail(batch, numbers.fits) if tail.wanted else {}
+        rows += len(batch.positions)
+        for one in drawn.values():
+            one.add(batch, answers)
+    found = {key: one.numbers(template, rows, settings) for key, one in drawn.items()}
+    lost = {
+        output: "; no threshold, as every score on the data is NaN"
+        for (output, _), one in found.items()
+        if one is None
+    }
+    kept: dict[ScoreKey, ScoreNumbers] = {key: one for key, one in found.items() if one is not None}
+    return replace(numbers, scores=kept, remarks={**numbers.remarks, **lost})
+
+
+class _Drawn:
+    """What left-out rows say about one score."""
+
+    def __init__(self, tensors: ScoreTensors, seed: int):
+        self.tensors = tensors
+        self.scores = ScoreSample(seed)
+        self.columns: list[Array] = []  # (n, columns) of witnesses
+        self.values: list[Array] = []  # (n,) of scores that are levelled
+        self.lengths: list[Array] = []  # (n,)
+
+    def add(self, batch: LeftOutBatch, answers: dict[str, Array]) -> None:
+        tensors, witnesses = self.tensors, self.tensors.witnesses
+        if witnesses is not None:
+            self.columns.append(_columns(batch, answers, witnesses))
+        elif tensors.lengths is not None:
+            self.values.append(answers[tensors.ranked].astype(np.float64))
+        else:
+            self.scores.add(answers[tensors.ranked])
+        if tensors.lengths is not None:
+            self.lengths.append(answers[tensors.lengths.lengths].astype(np.float64))
+
+    def numbers(self, template: Template, rows: int, settings: Settings) -> ScoreNumbers | None:
+        """The numbers of the score; None where none of the rows has one."""
+        combination, level = None, None
+        if self.columns:
+            columns = np.concatenate(self.columns)
+            combination = scales(columns)
+            self.values = [self._by_witnesses(columns, combination)]
+        if self.values:
+            values = np.concatenate(self.values)
+            level = self._levels(values, settings)
+            self.scores.add(values if level is None else self._levelled(values, level))
+        values = self.scores.values
+        if not len(values):
+            return None
+        ordinary = thinned(values, MOST_ORDINARY["rows" if len(values) <= rows else "positions"])
+        record = self._record(template, values, rows, settings, level)
+        table = None if level is None else level.table(self._logarithmic)
+        return ScoreNumbers(record, ordinary, 1 - settings.ood_quantile, combination, table)
+
+    @property
+    def _logarithmic(self) -> bool:
+        return self.tensors.lengths is not None and self.tensors.lengths.logarithmic
+
+    def _by_witnesses(self, columns: Array, combination: tuple[Array, Array]) -> Array:
+        """What p-values rank: all columns, or those of shares alone."""
+        witnesses = self.tensors.witnesses
+        assert witnesses is not None
+        count = columns.shape[1] if self.tensors.ranked == self.tensors.score else len(witnesses.places)
+        return combined(columns[:, :count], *(numbers[:count] for numbers in combination))
+
+    def _levels(self, values: Array, settings: Settings) -> LengthFit | None:
+        if self.tensors.lengths is None:
+            return None
+        positive = np.exp(values) if self._logarithmic else values
+        return fit_lengths(positive, np.concatenate(self.lengths), settings.ood_quantile)
+
+    def _levelled(self, values: Array, level: LengthFit) -> Array:
+        positive = np.exp(values) if self._logarithmic else values
+        found = level.levelled(positive, np.concatenate(self.lengths))
+        return np.log(found) if self._logarithmic else found
+
+    def _record(
+        self, template: Template, values: Array, rows: int, settings: Settings, level: LengthFit | None
+    ) -> ScoreRecord:
+        table, witnesses = self.tensors.table, self.tensors.witnesses
+        quantiles = self.scores.table()
+        return ScoreRecord(
+            kind=self.tensors.kind,
+            rows=rows,
+            source=LEFT_OUT,
+            promise="approximate",
+            ranked=self.tensors.ranked,
+            quantiles=quantiles,
+            ordinary=table.scores,
+            largest=table.largest,
+            count=table.count,
+            level=table.level,
+            quantile=settings.ood_quantile,
+            threshold=threshold_at(quantiles, settings.ood_quantile),
+            lengths=None if level is None else level.numbers(),
+            witnesses=None if witnesses is None else _witnesses_record(template, witnesses),
+        )
+
+
+def _columns(batch: LeftOutBatch, answers: dict[str, Array], witnesses: WitnessTensors) -> Array:
+    """(n, columns): the shares of the witnesses and the entropy, as the graph has them."""
+    parts = [batch.shares[place] for place in witnesses.places]
+    if witnesses.entropy is not None:
+        parts.append(answers[witnesses.entropy])
+    return np.concatenate(parts, axis=1).astype(np.float64)
+
+
+def _witnesses_record(template: Template, witnesses: WitnessTensors) -> WitnessesRecord:
+    shares = {place.output: place.share for place in template.places}
+    names = tuple(shares[place] for place in witnesses.places)
+    return WitnessesRecord(names, witnesses.entropy, witnesses.centre, witnesses.slope)
