@@ -53,7 +53,11 @@ _WHOSE = {"image_score": ", of images", "seq_score": ", of sequences"}
 
 def threshold_line(score: Mapping[str, Any]) -> str:
     level = (
-        f"scores from {score['threshold']:.4g}" if score["quantile"] is None else f"p ≤ {1 - score['quantile']:.3g}"
+        f"scores from {score['threshold']:.4g}"
+        if score["quantile"] is None
+        else f"p ≤ {1 - score['quantile']:.3g}"
     )
-    promise = {"approximate": "approximate, as the model may have been fitted to them"}.get(score["promise"], "exact")
+    promise = {"approximate": "approximate, as the model may have been fitted to them"}.get(
+        score["promise"], "exact"
+    )
     return f"{level}, by {score['rows']} {score['source']} ({promise})"

@@ -191,7 +191,9 @@ class HeadRecord:
     bridge: Bridge | None = None
     points: PointsRecord | None = None
     operator: str | None = None  #: the node of the head, where it is one operator
-    scores: Mapping[str, ScoreRecord] = field(default_factory=dict)  #: by role: score, image_score or seq_score
+    scores: Mapping[str, ScoreRecord] = field(
+        default_factory=dict
+    )  #: by role: score, image_score or seq_score
     noise: NoiseRecord | None = None
     uncovered: str | None = None  #: which part of the output varies with the data and has no variance
     mask: str | None = None  #: tensor that tells padding among its positions, as that of a site
@@ -348,7 +350,9 @@ def require_thresholds(record: Record, graph: onnx.GraphProto) -> None:
                 name = getattr(score, part)
                 if name not in sizes or (part in ("level", "count") and sizes[name] != 1):
                     what = "a number" if part in ("level", "count") else "an initializer"
-                    raise damaged(f"heads.{output}.scores.{role}.{part} is {name!r}, which is not {what} of the graph")
+                    raise damaged(
+                        f"heads.{output}.scores.{role}.{part} is {name!r}, which is not {what} of the graph"
+                    )
 
 
 def damaged(what: str) -> UserError:

@@ -27,7 +27,9 @@ Change = Callable[[Array, np.random.Generator], Array]
 def strange_batches(batch: Mapping[str, Array], seed: int) -> Iterator[tuple[str, dict[str, Array]]]:
     """The strange versions of a batch by kind; inputs of one kind are changed together."""
     rows = max((len(array) for array in batch.values() if array.ndim), default=0)
-    changes = {name: _changes(name, array) for name, array in batch.items() if array.ndim and len(array) == rows}
+    changes = {
+        name: _changes(name, array) for name, array in batch.items() if array.ndim and len(array) == rows
+    }
     for kind in dict.fromkeys(kind for found in changes.values() for kind in found):
         made = dict(batch)
         for name, found in changes.items():
@@ -50,7 +52,9 @@ def _changes(name: str, array: Array) -> dict[str, Change]:
 
 def _channel_axis(array: Array) -> int | None:
     """1 or 3, where an array holds images; None where it does not."""
-    return next((axis for axis in (1, 3) if array.shape[axis] <= MOST_CHANNELS < min(_places(array, axis))), None)
+    return next(
+        (axis for axis in (1, 3) if array.shape[axis] <= MOST_CHANNELS < min(_places(array, axis))), None
+    )
 
 
 def _places(array: Array, channels: int) -> tuple[int, ...]:
@@ -105,7 +109,9 @@ def _means(array: Array, axis: int, reach: int) -> Array:
     wide = [(0, 0)] * array.ndim
     wide[axis] = (reach + 1, reach)
     sums = np.cumsum(np.pad(array, wide, mode="edge"), axis=axis, dtype=np.float64)
-    first, last = (np.take(sums, np.arange(at, at + array.shape[axis]), axis=axis) for at in (0, 2 * reach + 1))
+    first, last = (
+        np.take(sums, np.arange(at, at + array.shape[axis]), axis=axis) for at in (0, 2 * reach + 1)
+    )
     means: Array = ((last - first) / (2 * reach + 1)).astype(np.float32)
     return means
 

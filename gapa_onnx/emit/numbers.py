@@ -28,7 +28,9 @@ class ScoreNumbers:
     record: ScoreRecord
     ordinary: Array  #: (n,) what p-values rank, of ordinary inputs
     level: float  #: p at and below which an input is flagged
-    combination: tuple[Array, Array] | None = None  #: centre and slope of each column, where witnesses are combined
+    combination: tuple[Array, Array] | None = (
+        None  #: centre and slope of each column, where witnesses are combined
+    )
     lengths: Array | None = None  #: the table by which it is levelled over lengths
 
 
@@ -59,12 +61,12 @@ def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
         if not fit.damping:  # s itself stands there in place of s / (s + 1/b)
             tensors[site.amplitude] = np.float32(fit.scale) * fit.prior_var
     for key, found in numbers.scores.items():
-        names = template.scores[key]
-        tensors |= names.table.filled(found.ordinary) | {names.table.level: np.asarray(found.level)}
-        if names.witnesses is not None and found.combination is not None:
-            tensors |= dict(zip((names.witnesses.centre, names.witnesses.slope), found.combination))
-        if names.lengths is not None and found.lengths is not None:
-            tensors[names.lengths.table] = found.lengths
+        score = template.scores[key]
+        tensors |= score.table.filled(found.ordinary) | {score.table.level: np.asarray(found.level)}
+        if score.witnesses is not None and found.combination is not None:
+            tensors |= dict(zip((score.witnesses.centre, score.witnesses.slope), found.combination))
+        if score.lengths is not None and found.lengths is not None:
+            tensors[score.lengths.table] = found.lengths
     for output, names in template.noise.items():
         tensors |= numbers.noise[output].tensors(names)
     return tensors

@@ -111,17 +111,13 @@ def rewrite(
     testimony, witnesses = _testimony(plan, graph, calibration, at_sites, held_out)
     prior = {name: float(np.mean(fits[name].prior_var, dtype=np.float64)) for name in own}
     answers = _answers(plan, result, own, prior, at_sites, settings, targets, testimony)
-    infos: list[onnx.ValueInfoProto] = []
-    wanted: list[Value] = []
-    roles: dict[str, dict[str, str]] = {}
-    for output, head in _outputs_with_heads(plan):
-        named = _named(graph, head, answers[output.name])
-        wanted += named.values()
-        infos += (declare(output, head, role, value) for role, value in named.items())
-        roles[output.name] = {role: value.name for role, value in named.items()}
-    spreads = _of_each(answers, "spread")
-    scores = _scores(answers)
-    ranked = [graph.tensor(name, np.dtype(np.float32)) for one in scores.values() for name in (one.score, one.ranked)]
+    infos, wanted, roles = _declared(plan, graph, answers)
+    spreads, scores = _of_each(answers, "spread"), _scores(answers)
+    ranked = [
+        graph.tensor(name, np.dtype(np.float32))
+        for one in scores.values()
+        for name in (one.score, one.ranked)
+    ]
     additions = graph.to_proto([*wanted, *spreads.values(), *ranked])
     protect(source, additions)
     return Template(
@@ -137,6 +133,21 @@ def rewrite(
         cuts=result.refused,
         witnesses=_within(additions, witnesses),
     )
+
+
+def _declared(
+    plan: Plan, graph: VarianceGraph, answers: Mapping[str, Answer]
+) -> tuple[list[onnx.ValueInfoProto], list[Value], dict[str, dict[str, str]]]:
+    """What becomes graph outputs: their declarations, their values, and their names by output and role."""
+    infos: list[onnx.ValueInfoProto] = []
+    wanted: list[Value] = []
+    roles: dict[str, dict[str, str]] = {}
+    for output, head in _outputs_with_heads(plan):
+        named = _named(graph, head, answers[output.name])
+        wanted += named.values()
+        infos += (declare(output, head, role, value) for role, value in named.items())
+        roles[output.name] = {role: value.name for role, value in named.items()}
+    return infos, wanted, roles
 
 
 def _answers(

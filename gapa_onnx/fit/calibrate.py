@@ -231,7 +231,9 @@ def _geometry(
 ) -> tuple[Geometry, dict[str, float]]:
     """How queries of a place are compared, and how well each geometry that was tried tells strange ones apart."""
     moments, site = collector.moments, collector.site
-    asked = "standardised" if site.standardised and settings.metric == "auto" else settings.metric_at(site.chosen)
+    asked = (
+        "standardised" if site.standardised and settings.metric == "auto" else settings.metric_at(site.chosen)
+    )
 
     def made(metric: str) -> Geometry:
         covariance = moments.covariance if metric.startswith("whitened") else None

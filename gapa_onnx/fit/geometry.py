@@ -28,7 +28,9 @@ class Geometry:
     """The map that queries go through before they are compared."""
 
     metric: str  #: see above
-    linear: tuple[Array, Array] | None = field(default=None, repr=False)  #: centre (d,), and map (d, d) or factors (d,)
+    linear: tuple[Array, Array] | None = field(
+        default=None, repr=False
+    )  #: centre (d,), and map (d, d) or factors (d,)
 
     @property
     def unit(self) -> bool:

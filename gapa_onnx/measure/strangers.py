@@ -190,7 +190,11 @@ def _beyond_by_witnesses(
     """
     if native.shape != portable.shape or (np.isfinite(native) != np.isfinite(portable)).any():
         return float("inf")
-    slope = max(abs(onnx.numpy_helper.to_array(t)).max() for t in converted.graph.initializer if t.name == witnesses.slope)
+    slope = max(
+        abs(onnx.numpy_helper.to_array(t)).max()
+        for t in converted.graph.initializer
+        if t.name == witnesses.slope
+    )
     least = np.min([shares[name].reshape(len(native)) for name in witnesses.shares], axis=0)
     allowed = slope * (2 * SHARE_TOLERANCE + SMALLEST_SHARE / np.maximum(least, SMALLEST_SHARE))
     known = np.isfinite(native)

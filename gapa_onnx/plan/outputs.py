@@ -32,6 +32,7 @@ from gapa_onnx.plan.scores import (
     Scored,
     ScoreTensors,
     Testimony,
+    score_rank,
     strange_by_witnesses,
     valid_positions_of,
     with_flags,
@@ -100,14 +101,9 @@ def answer(
         entropy = _entropy_of(source, graph, head) if head.task in CLASS_TASKS else None
         scores = strange_by_witnesses(source, graph, head, roles["score"], entropy, testimony)
     else:
-        scores = [Scored("score", roles["score"], _score_rank(head), settings.score)]
+        scores = [Scored("score", roles["score"], score_rank(head), settings.score)]
     found = with_flags(source, graph, head, scores, spread)
     return Answer({**roles, **found.roles}, found.spread, scores=found.scores)
-
-
-def _score_rank(head: Head) -> int:
-    """The rank of a score of what a head describes: one number per sample, or per position that has classes."""
-    return 1 if head.axis is None or head.rank is None else head.rank - 1
 
 
 def _entropy_of(source: SourceModel, graph: VarianceGraph, head: Head) -> Callable[[], Value] | None:

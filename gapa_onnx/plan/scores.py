@@ -31,7 +31,9 @@ OLDEST_LEVELLED = 8  # opset from which on Min and Max broadcast
 class Testimony:
     """What witnesses say, and whether their word is ranked among rows that the model was not fitted to."""
 
-    shares: Mapping[str, Value] = field(default_factory=dict)  #: (N, 1) by the output of a place, one query per sample
+    shares: Mapping[str, Value] = field(
+        default_factory=dict
+    )  #: (N, 1) by the output of a place, one query per sample
     held_out: bool = False
 
 
@@ -78,18 +80,24 @@ def strange_by_witnesses(
 ) -> list[Scored]:
     """The scores of an output by witnesses; by the mean variance `spread` where there are none, or where each position
     has a score of its own, of which witnesses then tell as a whole."""
-    by_position = head.axis is not None and head.rank is not None and head.rank > 2
-    plain = Scored("score", spread, 1 if head.axis is None or head.rank is None else head.rank - 1, "variance")
+    plain = Scored("score", spread, score_rank(head), "variance")
     tensor = source.tensors[head.logits]
     heard = {place: share for place, share in testimony.shares.items() if comes_from(tensor, {place})}
     if not heard or graph.opset < OLDEST_LEVELLED:
         return [plain]
-    role = "score" if not by_position else "image_score" if head.task is Task.SEGMENTATION else "seq_score"
-    own = None if entropy is None or by_position else entropy()
-    score, by_shares, tensors = emit_strangeness(graph, heard, own, f"{head.output}/{role}")
+    if plain.rank > 1:
+        role = "image_score" if head.task is Task.SEGMENTATION else "seq_score"
+        score, _, tensors = emit_strangeness(graph, heard, None, f"{head.output}/{role}")
+        return [plain, Scored(role, score, 1, "witnesses", witnesses=tensors)]
+    own = None if entropy is None else entropy()
+    score, by_shares, tensors = emit_strangeness(graph, heard, own, f"{head.output}/score")
     ranked = None if testimony.held_out or own is None else by_shares
-    scored = Scored(role, score, 1, "witnesses", ranked, tensors)
-    return [plain, scored] if by_position else [scored]
+    return [Scored("score", score, 1, "witnesses", ranked, tensors)]
+
+
+def score_rank(head: Head) -> int:
+    """The rank of a score of what a head describes: one number per sample, or per position that has classes."""
+    return 1 if head.axis is None or head.rank is None else head.rank - 1
 
 
 def with_flags(
@@ -117,7 +125,9 @@ def with_flags(
                 told = valid_in(graph, source, head.lengths or "")
             logarithmic = one.kind == "witnesses"
             value, lengths = level_score(graph, value, told, prefix, logarithmic)
-            ranked = None if ranked is None else level_score(graph, ranked, told, prefix, logarithmic, lengths)[0]
+            ranked = (
+                None if ranked is None else level_score(graph, ranked, told, prefix, logarithmic, lengths)[0]
+            )
         rare, table = emit_p_value(graph, value if ranked is None else ranked, one.rank, prefix)
         flag = emit_flag(graph, rare, table, f"{head.output}/{whose}ood")
         if valid is not None:
@@ -130,7 +140,9 @@ def with_flags(
 
 def _is_levelled(graph: VarianceGraph, head: Head, one: Scored) -> bool:
     """Whether a score is put where it would be at the usual length of inputs."""
-    return head.lengths is not None and one.role == "score" and one.rank == 1 and graph.opset >= OLDEST_LEVELLED
+    return (
+        head.lengths is not None and one.role == "score" and one.rank == 1 and graph.opset >= OLDEST_LEVELLED
+    )
 
 
 def _valid_like(source: SourceModel, graph: VarianceGraph, head: Head) -> Value | None:

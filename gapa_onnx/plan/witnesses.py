@@ -41,7 +41,9 @@ def find_witnesses(source: SourceModel, spec: str, sites: Sequence[Site]) -> tup
     else:
         found = [_named(network, name.strip()) for name in spec.split(",") if name.strip()]
         if not found:
-            raise UserError("no witness is named", "let `witnesses` be auto, none or names separated by commas")
+            raise UserError(
+                "no witness is named", "let `witnesses` be auto, none or names separated by commas"
+            )
     taken = {name for site in sites for name in (site.query, site.output)}
     return tuple({one.query: one for one in found if taken.isdisjoint((one.query, one.output))}.values())
 
@@ -70,19 +72,24 @@ def _auto(network: Network, sites: Sequence[Site]) -> list[Site]:
         return []
     last = network.source.tensors[sites[-1].output]
     passed = [tensor for tensor in cut_tensors(network, last) if _is_place(network, tensor)]
-    stages: dict[object, list[gs.Tensor]] = {}
-    for tensor in passed:
-        stages.setdefault(_stage(network, tensor), []).append(tensor)
-    maps = [held for stage, held in stages.items() if stage is not None]
-    if len(maps) == 1 and None not in stages:
-        (held,) = maps
-        ends = [held[len(held) // 3], held[2 * len(held) // 3]] if len(held) > 2 else held
-    else:
-        ends = [held[-1] for held in maps]
-    places = [site_at_tensor(network, tensor) for tensor in ends]
-    vectors = [tensor for tensor in stages.get(None, []) if tensor.inputs[0].op not in CARRIERS]  # not maps
+    places = [site_at_tensor(network, tensor) for tensor in _ends_of_stages(network, passed)]
+    vectors = [
+        t for t in passed if len(t.shape) == 2 and t.inputs[0].op not in CARRIERS
+    ]  # not maps that are flattened
     places += [site_at(network, place_at(network, vector)) for vector in vectors[:1]]
     return _spread_out([one for one in map(_pooled, places) if one is not None])
+
+
+def _ends_of_stages(network: Network, passed: Sequence[gs.Tensor]) -> list[gs.Tensor]:
+    """The last map of each size; of maps that are all of one size, those a third and two thirds of the way."""
+    stages: dict[object, list[gs.Tensor]] = {}
+    for tensor in passed:
+        if len(tensor.shape) > 2:
+            stages.setdefault(_stage(network, tensor), []).append(tensor)
+    if len(stages) == 1:
+        (held,) = stages.values()
+        return [held[len(held) // 3], held[2 * len(held) // 3]] if len(held) > 2 else held
+    return [held[-1] for held in stages.values()]
 
 
 def _spread_out(places: list[Site]) -> list[Site]:
@@ -100,14 +107,16 @@ def _is_place(network: Network, tensor: gs.Tensor) -> bool:
     axis = FeatureAxes.of(network.source).at(tensor).axis
     width, rows = tensor.shape[axis], tensor.shape[0]
     fed = [spec.shape[0] for spec in network.source.inputs if spec.shape]
-    return axis != 0 and isinstance(width, int) and 1 < width <= WIDEST and (not isinstance(rows, int) or rows in fed)
+    return (
+        axis != 0
+        and isinstance(width, int)
+        and 1 < width <= WIDEST
+        and (not isinstance(rows, int) or rows in fed)
+    )
 
 
 def _stage(network: Network, tensor: gs.Tensor) -> object:
-    """What tensors of one stage have in common: the size of their maps, or where that is open their width; None for
-    vectors."""
-    if len(tensor.shape) == 2:
-        return None
+    """What maps of one stage have in common: their size, or where that is open their width."""
     axis = FeatureAxes.of(network.source).at(tensor).axis % len(tensor.shape)
     sizes = tuple(size for at, size in enumerate(tensor.shape) if at not in (0, axis))
     return sizes if all(isinstance(size, int) for size in sizes) else tensor.shape[axis]
@@ -124,25 +133,28 @@ def cut_tensors(network: Network, end: gs.Tensor) -> list[gs.Tensor]:
     through it. Only what lies behind a layer counts: a mask that every block reads is no way around one.
     """
     order = _nodes_before(network, end)
-    features: set[str] = set()
-    last_read: dict[str, int] = {}
-    for at, node in enumerate(order):
-        for name in names_read(node):
-            if name in features:
-                last_read[name] = at
-        if id(node) in network.layers or any(name in features for name in names_read(node)):
-            features.update(tensor.name for tensor in node.outputs if tensor.name)
+    last_read = _last_read(network, order)
     layers = [at for at, node in enumerate(order) if id(node) in network.layers]
     found: dict[str, gs.Tensor] = {}
     live: dict[str, gs.Tensor] = {}
-    for at, node in enumerate(order):
-        if not layers or at >= layers[-1]:
-            break
+    for at, node in enumerate(order[: layers[-1]] if layers else []):
         live = {name: tensor for name, tensor in live.items() if last_read[name] > at}
-        live.update({t.name: t for t in node.outputs if last_read.get(t.name, -1) > at})
+        live |= {made.name: made for made in node.outputs if last_read.get(made.name, -1) > at}
         if len(live) == 1:
             found.update(live)
     return list(found.values())
+
+
+def _last_read(network: Network, order: Sequence[gs.Node]) -> dict[str, int]:
+    """The last of some nodes, by its place in their order, that reads each of the tensors behind a layer."""
+    features: set[str] = set()
+    last: dict[str, int] = {}
+    for at, node in enumerate(order):
+        read = features.intersection(names_read(node))
+        last.update(dict.fromkeys(read, at))
+        if read or id(node) in network.layers:
+            features.update(tensor.name for tensor in node.outputs if tensor.name)
+    return last
 
 
 def _nodes_before(network: Network, end: gs.Tensor) -> list[gs.Node]:

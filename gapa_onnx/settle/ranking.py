@@ -19,7 +19,7 @@ from gapa_onnx.record import ScoreRecord, WitnessesRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample, Purpose
 from gapa_onnx.settle.lengths import LengthFit, fit_lengths
-from gapa_onnx.settle.scores import MOST_ORDINARY, ScoreSample, threshold_at, thinned
+from gapa_onnx.settle.scores import MOST_ORDINARY, ScoreSample, thinned, threshold_at
 from gapa_onnx.settle.tail import Tail
 
 LEFT_OUT = "left-out calibration rows"

@@ -26,8 +26,8 @@ from gapa_onnx.progress import Progress, silent
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.left_out import LeftOutSample, Purpose, leave_out
 from gapa_onnx.settle.noise import fit_noise
-from gapa_onnx.settle.scaling import scaled_by_targets
 from gapa_onnx.settle.ranking import ranked, tensors_of_scores
+from gapa_onnx.settle.scaling import scaled_by_targets
 from gapa_onnx.settle.tail import Tail
 from gapa_onnx.settle.weighing import weighed
 

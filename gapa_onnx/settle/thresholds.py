@@ -26,7 +26,7 @@ from gapa_onnx.record import Record, ScoreRecord, damaged, require, require_outp
 from gapa_onnx.sessions.feeding import feeding
 from gapa_onnx.sessions.inference import input_specs, open_model, row_count, run_batch
 from gapa_onnx.settings import require_quantile
-from gapa_onnx.settle.scores import MOST_ORDINARY, ScoreSample, threshold_at, thinned
+from gapa_onnx.settle.scores import MOST_ORDINARY, ScoreSample, thinned, threshold_at
 
 ROWS_BEYOND = 10  # fewer rows beyond a quantile say little about where it is
 
@@ -155,7 +155,9 @@ Scores = dict[tuple[str, str], ScoreRecord]  #: by output and role
 
 
 def _all_scores(record: Record) -> Scores:
-    return {(output, role): score for output, head in record.heads.items() for role, score in head.scores.items()}
+    return {
+        (output, role): score for output, head in record.heads.items() for role, score in head.scores.items()
+    }
 
 
 def _level_at(model: onnx.ModelProto, score: ScoreRecord, threshold: float) -> float:

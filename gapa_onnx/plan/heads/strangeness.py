@@ -45,8 +45,12 @@ def emit_strangeness(
         logs = graph.emit("Log", graph.at_least(together, FAINTEST))
         z = (logs - centre) * slope
         score = _soft_maximum(graph, z, count)
-        by_shares = score if entropy is None else _soft_maximum(graph, graph.slice(z, 1, 0, len(shares)), len(shares))
-    tensors = WitnessTensors(tuple(shares), None if entropy is None else entropy.name, centre.name, slope.name)
+        by_shares = (
+            score if entropy is None else _soft_maximum(graph, graph.slice(z, 1, 0, len(shares)), len(shares))
+        )
+    tensors = WitnessTensors(
+        tuple(shares), None if entropy is None else entropy.name, centre.name, slope.name
+    )
     return score, by_shares, tensors
 
 
