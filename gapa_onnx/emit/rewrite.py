@@ -114,9 +114,10 @@ def rewrite(
     infos, wanted, roles = _declared(plan, graph, answers)
     spreads, scores = _of_each(answers, "spread"), _scores(answers)
     ranked = [
-        graph.tensor(name, np.dtype(np.float32))
-        for one in scores.values()
-        for name in (one.score, one.ranked)
+        value
+        for found in answers.values()
+        for one in found.scores.values()
+        for value in (one.score, one.ranked)
     ]
     additions = graph.to_proto([*wanted, *spreads.values(), *ranked])
     protect(source, additions)
@@ -194,7 +195,10 @@ def _testimony(
 
 
 def _scores(answers: Mapping[str, Answer]) -> dict[ScoreKey, ScoreTensors]:
-    return {(output, role): one for output, found in answers.items() for role, one in found.scores.items()}
+    """The tensors of every score, once their names are final."""
+    return {
+        (output, role): one.tensors for output, found in answers.items() for role, one in found.scores.items()
+    }
 
 
 def _scores_alone(plan: Plan, fit: SiteFit) -> Template:

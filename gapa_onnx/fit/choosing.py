@@ -22,12 +22,15 @@ from gapa_onnx.threads import one_thread
 REMEMBERED = 1000  # rows for each geometry; a file remembers more
 JUDGED = 1000  # other rows, and as many of each kind of strange ones at most
 FEWEST = 100  # rows that are remembered, and that are judged: fewer tell nothing
+NARROWEST = 4  # features: of fewer, directions are few
 WIDEST_WHITENED = 512  # features: whitening multiplies each query by a matrix
 USUAL = "euclidean"  # where nothing tells
 
 
 def metrics_for(width: int) -> tuple[str, ...]:
     """The metrics that are tried for queries of this width."""
+    if width < NARROWEST:
+        return (USUAL,)
     plain = (USUAL, "direction")
     return (*plain, "whitened", "whitened-direction") if width <= WIDEST_WHITENED else plain
 

@@ -28,6 +28,7 @@ from gapa_onnx.sessions.feeding import TENSORS_PER_OUTPUT, Feeding, feeding
 from gapa_onnx.sessions.inference import row_count, run_batch
 from gapa_onnx.sessions.runtime import open_session
 from gapa_onnx.settings import Settings
+from gapa_onnx.threads import one_thread
 from gapa_onnx.variance.masks import tensor_of, valid_positions, valid_queries
 from gapa_onnx.variance.qdq import reading_graph
 from gapa_onnx.variance.sites import Layout, Site, read_queries
@@ -259,6 +260,7 @@ class Collector:
         """The rows that came and were finite."""
         return self.sample.seen if self.sample else 0
 
+    @one_thread()  # of products that a covariance is summed from
     def add(self, query: Array, feature_map: Array | None, valid: Array | None = None) -> None:
         """Take in the queries (…, d) of a batch; where positions are padding, `valid` (N, T) is false."""
         rows = query.reshape(-1, query.shape[-1]) if query.ndim else query.reshape(1, 1)  # (n, d)

@@ -30,7 +30,7 @@ from gapa_onnx.plan.heads.pvalues import emit_flag, read_p_value
 from gapa_onnx.plan.heads.strangeness import emit_entropy
 from gapa_onnx.plan.scores import (
     Scored,
-    ScoreTensors,
+    ScoreValues,
     Testimony,
     score_rank,
     strange_by_witnesses,
@@ -54,7 +54,7 @@ class Answer:
     roles: dict[str, Value]  #: what becomes an output, by role
     spread: Value | None  #: mean variance, which sites are weighed by; None where there is no score
     noise: NoiseTensors | None = None  #: of the noise head
-    scores: dict[str, ScoreTensors] = field(default_factory=dict)  #: how strange inputs are, by role
+    scores: dict[str, ScoreValues] = field(default_factory=dict)  #: how strange inputs are, by role
 
 
 def answer(

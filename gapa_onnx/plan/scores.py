@@ -62,12 +62,29 @@ class ScoreTensors:
 
 
 @dataclass(frozen=True)
+class ScoreValues:
+    """One score as graph values, whose names are not final yet."""
+
+    kind: str
+    score: Value
+    ranked: Value
+    table: TableTensors
+    witnesses: WitnessTensors | None
+    lengths: LengthTensors | None
+
+    @property
+    def tensors(self) -> ScoreTensors:
+        score, ranked = self.score.name, self.ranked.name
+        return ScoreTensors(self.kind, score, ranked, self.table, self.witnesses, self.lengths)
+
+
+@dataclass(frozen=True)
 class Flagged:
     """Scores with their p-values and flags."""
 
     roles: dict[str, Value]
     spread: Value  #: mean variance; no number at padding
-    scores: dict[str, ScoreTensors]
+    scores: dict[str, ScoreValues]
 
 
 def strange_by_witnesses(
@@ -106,7 +123,7 @@ def with_flags(
     """The scores as the file has them, their p-values and flags: 0 and no flag at padding where positions have their
     own, and levelled over lengths where an input has one."""
     roles: dict[str, Value] = {}
-    tensors: dict[str, ScoreTensors] = {}
+    values: dict[str, ScoreValues] = {}
     for one in scores:
         whose = one.role.removesuffix("score")
         prefix = f"{head.output}/{one.role}"
@@ -134,8 +151,8 @@ def with_flags(
             with graph.scope(f"{head.output}/{whose}ood"):
                 flag = graph.emit("And", flag, valid)
         roles |= {one.role: value, f"{whose}pvalue": rare, f"{whose}ood": flag}
-        tensors[one.role] = ScoreTensors(one.kind, whole.name, before.name, table, one.witnesses, lengths)
-    return Flagged(roles, spread, tensors)
+        values[one.role] = ScoreValues(one.kind, whole, before, table, one.witnesses, lengths)
+    return Flagged(roles, spread, values)
 
 
 def _is_levelled(graph: VarianceGraph, head: Head, one: Scored) -> bool:

@@ -7,8 +7,8 @@ several depths see more than one. `auto` takes tensors that all features pass th
     one size throughout         a third and two thirds of the way: blocks of a transformer, layers of a recurrent network
     vectors                     the first of the fully connected layers
 
-each pooled to one query per sample, at most `MOST` of them, and none from which a site follows without a layer, as it
-would say the same again.
+each pooled to one query per sample, at most `MOST` of them, and none of a stage that ends in the last site, which would
+say the same again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def _auto(network: Network, sites: Sequence[Site]) -> list[Site]:
     if not sites or any(site.chosen or site.joined or site.standardised for site in sites):
         return []
     last = network.source.tensors[sites[-1].output]
-    passed = [tensor for tensor in cut_tensors(network, last) if _is_place(network, tensor)]
+    cuts, same = cut_tensors(network, last)
+    told = {_stage(network, tensor) for tensor in same if len(tensor.shape or ()) > 2}
+    passed = [tensor for tensor in cuts if _is_place(network, tensor) and _stage(network, tensor) not in told]
     places = [site_at_tensor(network, tensor) for tensor in _ends_of_stages(network, passed)]
     vectors = [
         t for t in passed if len(t.shape) == 2 and t.inputs[0].op not in CARRIERS
@@ -116,7 +118,9 @@ def _is_place(network: Network, tensor: gs.Tensor) -> bool:
 
 
 def _stage(network: Network, tensor: gs.Tensor) -> object:
-    """What maps of one stage have in common: their size, or where that is open their width."""
+    """What maps of one stage have in common: their size, or where that is open their width; None for what is no map."""
+    if tensor.shape is None or len(tensor.shape) < 3:
+        return None
     axis = FeatureAxes.of(network.source).at(tensor).axis % len(tensor.shape)
     sizes = tuple(size for at, size in enumerate(tensor.shape) if at not in (0, axis))
     return sizes if all(isinstance(size, int) for size in sizes) else tensor.shape[axis]
@@ -125,9 +129,9 @@ def _stage(network: Network, tensor: gs.Tensor) -> object:
 # --------------------------------------------------------------- what everything passes through
 
 
-def cut_tensors(network: Network, end: gs.Tensor) -> list[gs.Tensor]:
-    """The tensors behind a layer, and with a layer between them and `end`, that all features which `end` is made of pass
-    through, in the order of the graph.
+def cut_tensors(network: Network, end: gs.Tensor) -> tuple[list[gs.Tensor], list[gs.Tensor]]:
+    """The tensors behind a layer that all features which `end` is made of pass through, in the order of the graph: those
+    with a layer between them and `end`, and those without.
 
     Nodes are read in that order; where but one tensor of those made so far is still to be read, everything passes
     through it. Only what lies behind a layer counts: a mask that every block reads is no way around one.
@@ -135,14 +139,15 @@ def cut_tensors(network: Network, end: gs.Tensor) -> list[gs.Tensor]:
     order = _nodes_before(network, end)
     last_read = _last_read(network, order)
     layers = [at for at, node in enumerate(order) if id(node) in network.layers]
-    found: dict[str, gs.Tensor] = {}
+    before: dict[str, gs.Tensor] = {}
+    behind: dict[str, gs.Tensor] = {}
     live: dict[str, gs.Tensor] = {}
-    for at, node in enumerate(order[: layers[-1]] if layers else []):
+    for at, node in enumerate(order):
         live = {name: tensor for name, tensor in live.items() if last_read[name] > at}
         live |= {made.name: made for made in node.outputs if last_read.get(made.name, -1) > at}
         if len(live) == 1:
-            found.update(live)
-    return list(found.values())
+            (before if layers and at < layers[-1] else behind).update(live)
+    return list(before.values()), list(behind.values())
 
 
 def _last_read(network: Network, order: Sequence[gs.Node]) -> dict[str, int]:

@@ -45,7 +45,7 @@ def ranked(
     drawn = {key: _Drawn(one, settings.seed) for key, one in template.scores.items()}
     rows = 0
     for batch in sample.batches(Purpose.SCORES):
-        answers = tail(batch, numbers.fits) if tail.wanted else {}
+        answers = tail(batch, numbers.fits)
         rows += len(batch.positions)
         for one in drawn.values():
             one.add(batch, answers)

@@ -23,7 +23,6 @@ from gapa_onnx.variance.graph import Value, VarianceGraph
 class LengthTensors:
     """Names of the tensors that level a score over lengths."""
 
-    score: str  #: as it is before, one number per row
     lengths: str  #: positions of each row that are no padding
     table: str  #: parameter (lengths, 3): exponent, median and usual median
     logarithmic: bool = False  #: whether the score, and so the medians, are logarithms
@@ -58,4 +57,4 @@ def level_score(
             levelled = usual + (score - median) * exponent
         else:  # rounding may leave an epistemic part just below 0, of which there is no power
             levelled = usual * graph.emit("Pow", graph.at_least(score, 0.0) / median, exponent)
-    return levelled, tensors or LengthTensors(score.name, lengths.name, table.name, logarithmic)
+    return levelled, tensors or LengthTensors(lengths.name, table.name, logarithmic)
