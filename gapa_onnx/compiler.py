@@ -19,7 +19,7 @@ from typing import Any
 
 import onnx
 
-from gapa_onnx.data import Batch, DataSource, ImageOptions, open_data
+from gapa_onnx.data import Batch, DataSource, HeldOut, ImageOptions, hold_out, open_data
 from gapa_onnx.emit.emit import attach, emit
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
@@ -61,6 +61,7 @@ def convert(
     out: str | os.PathLike[str] | None = None,
     *,
     targets: Any = None,
+    held_out: Any = None,
     budget: float | None = None,
     allow_uncovered: bool = False,
     settings: Settings | None = None,
@@ -79,14 +80,13 @@ def convert(
         .parquet, `loader.py:function`), a dict of arrays, an iterable of dicts, or an onnxruntime
         CalibrationDataReader.
     out: where to write; None writes nothing.
-    targets: for regression, the true values of the calibration rows (an array, or a .npy, .npz or .csv
-        file); they set the scale of the variance (`scale`), and a small network on the hidden
-        representation learns the noise in them. NaN for rows that the model was fitted to: what it has
-        learnt by heart says little about its errors.
-    budget: how many times the source model's time the result may take; settings that cost more are made
-        cheaper until it is kept, and what that gives up is recorded.
-    allow_uncovered: write the file also where part of an output varies with the data and gets no variance; the
-        record then says which part. Without it such a part is a failed check.
+    targets: for regression, the true values of the held-out rows, or of the calibration rows where there are
+        none (an array, or a .npy, .npz or .csv file): they set the scale of the variance and teach the noise
+        head. NaN for rows that the model was fitted to, which say little about its errors.
+    held_out: rows that the model was not trained on, in any form that `calib` takes: what is promised then
+        holds exactly for inputs like them. One part of them is for fitting, the other for counting alone.
+    budget: how many times the source model's time the result may take; settings that cost more are made cheaper.
+    allow_uncovered: write the file also where part of an output varies with the data and gets no variance.
     settings: a `Settings`; single choices can be given by name instead (`k=20, sites="all"`).
     paper: read the open choices as the paper does.
     images: how images become inputs, beyond what the model's input says; the file remembers it.
@@ -105,10 +105,10 @@ def convert(
     plan = analyse(source, settings)
     require_convertible(plan, settings)
     data = open_data(calib, source.inputs, images, batch_size)
-    known = {} if targets is None else read_targets(targets, plan.heads, data)
+    held = _held(plan, data, held_out, targets, images, batch_size)
     settings, plan, calibration, spent = _calibrated(plan, data, settings, budget, progress)
-    template = rewrite(plan, calibration, settings, targets=known)
-    numbers = settle(template, calibration, data, settings, known, progress)
+    template = rewrite(plan, calibration, settings, targets=held.targets if held else ())
+    numbers = settle(template, calibration, data, settings, held, progress)
     converted = emit(template, numbers, calibration, settings, spent)
     checks = _verified(source, converted, calibration, allow_uncovered, progress)
     _tell_uncovered(converted, checks)
@@ -118,6 +118,23 @@ def convert(
 def _require_another_file(source: SourceModel, path: Path | None) -> None:
     if path is not None and source.path is not None and path.resolve() == source.path.resolve():
         raise UserError("the output would replace the source model", "choose another name with `out`")
+
+
+def _held(
+    plan: Plan,
+    data: DataSource,
+    held_out: Any,
+    targets: Any,
+    images: ImageOptions | None,
+    batch_size: int | None,
+) -> HeldOut | None:
+    """The rows that promises rest on: those held out, or calibration rows with a known truth; None without either."""
+    if held_out is None and targets is None:
+        return None
+    rows = data if held_out is None else open_data(held_out, plan.source.inputs, images, batch_size)
+    whose = "calibration" if held_out is None else "held-out"
+    known = {} if targets is None else read_targets(targets, plan.heads, rows, whose)
+    return hold_out(rows, None if held_out is None else data, known)
 
 
 def _calibrated(

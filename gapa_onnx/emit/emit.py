@@ -6,7 +6,7 @@ The model gets a record, which says how it was made and what its tensors mean; i
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -52,6 +52,17 @@ def emit(
     return model
 
 
+def unrecorded(template: Template, numbers: Numbers, wanted: Sequence[str]) -> onnx.ModelProto:
+    """The converted model without its record, with some inner tensors as outputs too."""
+    source = template.plan.source
+    present = {info.name for info in (*source.proto.graph.output, *template.outputs)}
+    more = [onnx.helper.make_empty_tensor_value_info(name) for name in wanted if name not in present]
+    additions = _filled(template, numbers, wanted)
+    model = splice(source.proto, additions, [*template.outputs, *more], template.functions)
+    _loosen_outputs(model, template)
+    return model
+
+
 def attach(model: onnx.ModelProto, record: Record) -> None:
     """Put the record into a model, in place of the one that it may have."""
     entries = [entry for entry in model.metadata_props if entry.key == METADATA_KEY]
@@ -69,8 +80,8 @@ def put_tensor(graph: onnx.GraphProto, name: str, array: Array) -> bool:
     return False
 
 
-def _filled(template: Template, numbers: Numbers) -> onnx.GraphProto:
-    """The template's nodes with their numbers filled in, and without nodes that no output needs."""
+def _filled(template: Template, numbers: Numbers, wanted: Sequence[str] = ()) -> onnx.GraphProto:
+    """The template's nodes with their numbers filled in, and without nodes that no output and nothing wanted needs."""
     additions = onnx.GraphProto()
     additions.CopyFrom(template.additions)
     numbered = file_tensors(template, numbers)
@@ -85,7 +96,7 @@ def _filled(template: Template, numbers: Numbers) -> onnx.GraphProto:
         for position, name in enumerate(node.input):
             node.input[position] = plain.get(name, name)
     _leave_as_it_is(additions, template, [one for one in template.lengths if one not in numbers.lengths])
-    prune(additions, {info.name for info in template.outputs})
+    prune(additions, {*wanted, *(info.name for info in template.outputs)})
     return additions
 
 

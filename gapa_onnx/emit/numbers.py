@@ -46,7 +46,7 @@ def site_tensors(template: Template, fits: Sequence[SiteFit]) -> dict[str, Array
 
 
 def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
-    """All parameters as the file holds them, by name. A threshold that could not be found is left out."""
+    """All parameters as the file holds them, by name. What is not found, or not yet, is left out."""
     tensors = site_tensors(template, numbers.fits)
     for site, fit in at_sites(template, numbers.fits):
         if not fit.damping:  # s itself stands there in place of s / (s + 1/b)
@@ -59,8 +59,8 @@ def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
             if output in scores:
                 tensors[name] = np.asarray(scores[output].threshold)
     tensors |= {template.lengths[output].table: table for output, table in numbers.lengths.items()}
-    for output, names in template.noise.items():
-        tensors |= numbers.noise[output].tensors(names)
+    for output, head in numbers.noise.items():
+        tensors |= head.tensors(template.noise[output])
     return tensors
 
 

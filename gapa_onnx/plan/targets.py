@@ -14,12 +14,15 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.plan.head import Head, Task
 
 
-def read_targets(given: Any, heads: Sequence[Head], data: DataSource) -> dict[str, np.ndarray]:
+def read_targets(
+    given: Any, heads: Sequence[Head], data: DataSource, whose: str = "calibration"
+) -> dict[str, np.ndarray]:
     """Targets (rows, …) by output.
 
     Parameters
     ----------
     given: an array for the one regression output, a mapping output -> array, or a .npy, .npz or .csv file.
+    whose: the rows that they belong to: calibration, or held-out.
 
     A NaN stands for an unknown target. Rows that the model was fitted to are best given so: they serve as data
     that it has seen, while the noise is learnt from the other rows.
@@ -56,15 +59,15 @@ def read_targets(given: Any, heads: Sequence[Head], data: DataSource) -> dict[st
         if not len(known_rows(array)):
             raise UserError("none of the targets is a finite number", "give those of some hundred rows")
         if rows is not None:
-            require_rows(array, rows)
+            require_rows(array, rows, whose)
     return dict(arrays)
 
 
-def require_rows(targets: np.ndarray, rows: int) -> None:
+def require_rows(targets: np.ndarray, rows: int, whose: str = "calibration") -> None:
     """Raise UserError where there is not one target for each row."""
     if len(targets) != rows:
         raise UserError(
-            f"there are {len(targets)} targets for {rows} calibration rows",
+            f"there are {len(targets)} targets for {rows} {whose} rows",
             "give one target per row, in the same order",
         )
 

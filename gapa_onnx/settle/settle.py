@@ -16,16 +16,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data import DataSource
+from gapa_onnx.data import DataSource, HeldOut
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration
-from gapa_onnx.plan.targets import known_rows, require_rows
+from gapa_onnx.plan.targets import require_rows
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import ScoreRecord
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle.left_out import LeftOutSample, Purpose, leave_out
+from gapa_onnx.settle.held_out import take_in
+from gapa_onnx.settle.left_out import FROM_TRUTH, LeftOutSample, Purpose, leave_out
 from gapa_onnx.settle.lengths import LengthFit, fit_lengths
 from gapa_onnx.settle.noise import fit_noise
 from gapa_onnx.settle.scaling import scaled_by_targets
@@ -39,18 +40,18 @@ def settle(
     calibration: Calibration,
     data: DataSource,
     settings: Settings,
-    targets: Mapping[str, Array] | None = None,
+    held: HeldOut | None = None,
     progress: Progress = silent,
 ) -> Numbers:
-    """Find the numbers of all parameters of a template. A τ that the user has given stays as it is."""
-    numbers, targets = Numbers(calibration.fits), targets or {}
+    """Find the numbers of all parameters of a template. A τ that the user has given stays as it is.
+
+    `held` are rows whose truth may be known, see `data.held_out`.
+    """
+    numbers, targets = Numbers(calibration.fits), held.targets_in(held.fitting) if held else {}
     purposes = _purposes(template, settings, targets)
     if not purposes:
         return numbers
-    for values in targets.values():
-        require_rows(values, calibration.rows)
-    known = np.unique(np.concatenate([known_rows(v) for v in targets.values()])) if targets else None
-    sample = leave_out(calibration, data, purposes, known, seed=settings.seed, progress=progress)
+    sample, fitting = _samples(template, calibration, data, settings, held, purposes, progress)
     scores = _scores(template, settings)
     wanted = [*_by_variance(template, scores), *_beside_targets(template, targets)]
     scored = [
@@ -62,13 +63,40 @@ def settle(
     if Purpose.WEIGHING in purposes:
         numbers = weighed(template, sample, numbers, tail, settings.seed, progress)
     if Purpose.SCALING in purposes:
-        numbers = scaled_by_targets(template, sample, numbers, tail, targets, progress)
+        numbers = scaled_by_targets(template, fitting, numbers, tail, targets, progress)
     if Purpose.SCORES in purposes:
         by_score = tail if set(scored) <= set(tail.wanted) else Tail(template, scored)
         numbers = with_thresholds(template, sample, numbers, by_score, scores, settings)
     for output, values in targets.items():
-        numbers = _with_noise(template, sample, numbers, tail, output, values, settings, progress)
+        numbers = _with_noise(template, fitting, numbers, tail, output, values, settings, progress)
     return numbers
+
+
+def _samples(
+    template: Template,
+    calibration: Calibration,
+    data: DataSource,
+    settings: Settings,
+    held: HeldOut | None,
+    purposes: Purpose,
+    progress: Progress,
+) -> tuple[LeftOutSample, LeftOutSample]:
+    """Left-out calibration rows, and the rows that what is known to be true is read from: the same, or held out."""
+    if held is None:
+        sample = leave_out(calibration, data, purposes, seed=settings.seed, progress=progress)
+        return sample, sample
+    if held.exact:
+        of_truth = purposes & FROM_TRUTH
+        sample = leave_out(calibration, data, purposes & ~FROM_TRUTH, seed=settings.seed, progress=progress)
+        if not of_truth:
+            return sample, sample
+        return sample, take_in(template, calibration, held, held.fitting, of_truth, progress)
+    for values in held.targets.values():
+        require_rows(values, calibration.rows)
+    parts = {Purpose.SCALING: held.fitting, Purpose.NOISE: held.fitting, Purpose.COUNTING: held.counting}
+    known = {purpose: np.flatnonzero(part) for purpose, part in parts.items()}
+    sample = leave_out(calibration, data, purposes, known, seed=settings.seed, progress=progress)
+    return sample, sample
 
 
 def _purposes(template: Template, settings: Settings, targets: Mapping[str, Array]) -> Purpose:
