@@ -12,7 +12,7 @@ verify     predictions bit-equal, variances sound                   -> list[Chec
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from gapa_onnx.measure.verify import Check, verify
 from gapa_onnx.model.load import SourceModel, load
 from gapa_onnx.model.writing import save
 from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
+from gapa_onnx.plan.labels import read_labels, require_labels
 from gapa_onnx.plan.targets import read_targets
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import BudgetRecord, require
@@ -61,6 +62,7 @@ def convert(
     out: str | os.PathLike[str] | None = None,
     *,
     targets: Any = None,
+    labels: Any = None,
     held_out: Any = None,
     budget: float | None = None,
     allow_uncovered: bool = False,
@@ -82,7 +84,9 @@ def convert(
     out: where to write; None writes nothing.
     targets: for regression, the true values of the held-out rows, or of the calibration rows where there are
         none (an array, or a .npy, .npz or .csv file): they set the scale of the variance and teach the noise
-        head. NaN for rows that the model was fitted to, which say little about its errors.
+        head, and count the intervals. NaN for rows that the model was fitted to, which say little about its errors.
+    labels: for classification, the true classes of the same rows, -1 for fitted ones: they set a temperature, and
+        count the sets. A few hundred suffice.
     held_out: rows that the model was not trained on, in any form that `calib` takes: what is promised then
         holds exactly for inputs like them. One part of them is for fitting, the other for counting alone.
     budget: how many times the source model's time the result may take; settings that cost more are made cheaper.
@@ -96,8 +100,7 @@ def convert(
     -------
     >>> gapa_onnx.convert("model.onnx", {"x": x_train}, "model.gapa.onnx")
     """
-    settings = replace(settings or Settings(), **choices)
-    settings = settings.as_in_paper() if paper else settings
+    settings = _settings(settings, paper, choices)
     path = None if out is None else writable(Path(out))
 
     source = load(model)
@@ -105,14 +108,19 @@ def convert(
     plan = analyse(source, settings)
     require_convertible(plan, settings)
     data = open_data(calib, source.inputs, images, batch_size)
-    held = _held(plan, data, held_out, targets, images, batch_size)
+    held = known_rows(plan, data, settings, (held_out, targets, labels), images, batch_size)
     settings, plan, calibration, spent = _calibrated(plan, data, settings, budget, progress)
-    template = rewrite(plan, calibration, settings, targets=held.targets if held else ())
+    template = rewrite(plan, calibration, settings, *((held.targets, held.labels) if held else ()))
     numbers = settle(template, calibration, data, settings, held, progress)
-    converted = emit(template, numbers, calibration, settings, spent)
+    converted = emit(template, numbers, calibration, settings, spent, held)
     checks = _verified(source, converted, calibration, allow_uncovered, progress)
     _tell_uncovered(converted, checks)
     return Conversion(converted, _written(converted, path, checks), plan, calibration, numbers, checks)
+
+
+def _settings(settings: Settings | None, paper: bool, choices: Mapping[str, Any]) -> Settings:
+    chosen = replace(settings or Settings(), **choices)
+    return chosen.as_in_paper() if paper else chosen
 
 
 def _require_another_file(source: SourceModel, path: Path | None) -> None:
@@ -120,21 +128,29 @@ def _require_another_file(source: SourceModel, path: Path | None) -> None:
         raise UserError("the output would replace the source model", "choose another name with `out`")
 
 
-def _held(
+def known_rows(
     plan: Plan,
     data: DataSource,
-    held_out: Any,
-    targets: Any,
-    images: ImageOptions | None,
-    batch_size: int | None,
+    settings: Settings,
+    given: tuple[Any, Any, Any],
+    images: ImageOptions | None = None,
+    batch_size: int | None = None,
 ) -> HeldOut | None:
-    """The rows that promises rest on: those held out, or calibration rows with a known truth; None without either."""
-    if held_out is None and targets is None:
+    """The rows that promises rest on: those held out, or calibration rows with a known truth; None without either.
+
+    `given` are the held-out rows, targets and labels, as the user gave them.
+    """
+    held_out, targets, labels = given
+    require_labels(settings, labels is not None)
+    if held_out is None and targets is None and labels is None:
         return None
-    rows = data if held_out is None else open_data(held_out, plan.source.inputs, images, batch_size)
-    whose = "calibration" if held_out is None else "held-out"
-    known = {} if targets is None else read_targets(targets, plan.heads, rows, whose)
-    return hold_out(rows, None if held_out is None else data, known)
+    rows, whose = data, "calibration"
+    if held_out is not None:
+        rows, whose = open_data(held_out, plan.source.inputs, images, batch_size), "held-out"
+    numbers = {} if targets is None else read_targets(targets, plan.heads, rows, whose)
+    classes = {} if labels is None else read_labels(labels, plan, rows, whose)
+    errors = settings.max_error is not None or settings.per_class == "yes"
+    return hold_out(rows, None if held_out is None else data, numbers, classes, errors)
 
 
 def _calibrated(

@@ -18,7 +18,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.strict_json import Damage, decoded, encoded, shown
 
 METADATA_KEY = "gapa_onnx"
-FORMAT = 2  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
+FORMAT = 3  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
 
 
 # Text that is one of some words.
@@ -33,6 +33,9 @@ Link = Annotated[str, "softmax", "sigmoid", "identity"]
 Bridge = Annotated[str, "shared", "per-class"]
 Quadrature = Annotated[str, "latin", "grid", "samples"]
 Score = Annotated[str, "variance", "epistemic", "share"]
+Promise = Annotated[str, "lac", "aps", "raps", "error", "interval"]
+RowsAmong = Annotated[str, "held-out rows", "calibration rows"]
+Holds = Annotated[str, "exactly", "approximately"]
 Channels = Annotated[str, "first", "last"]
 Colors = Annotated[str, "rgb", "bgr", "grey"]
 
@@ -48,11 +51,21 @@ class SourceRecord:
 
 
 @dataclass(frozen=True)
+class HeldOutRecord:
+    """The rows that promises rest on, in two parts."""
+
+    fitting: int  #: part A, that temperature, τ and noise were fitted to
+    counting: int  #: part B, that promises were counted on
+    among: RowsAmong  #: apart from the calibration rows, or among them
+
+
+@dataclass(frozen=True)
 class DataRecord:
     """The calibration data."""
 
     rows: int
     dropped: int  #: query rows left out for a NaN or an infinity
+    held_out: HeldOutRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +149,30 @@ class NoiseRecord:
 
 
 @dataclass(frozen=True)
+class TemperatureRecord:
+    """How probabilities were calibrated by labels: logits are divided by the temperature, τ multiplied by a factor."""
+
+    value: float
+    factor: float  #: of τ of every site
+    rows: int  #: whose labels it was fitted to
+    nll: float  #: of these rows with it, in nats per row
+    nll_before: float  #: of the same rows without
+
+
+@dataclass(frozen=True)
+class PromiseRecord:
+    """What a file promises of rows like those that it was counted on."""
+
+    kind: Promise  #: of sets: lac, aps or raps; the error of what is not deferred; an interval
+    level: float  #: the coverage, or the most error
+    rows: int  #: that it was counted on, and that nothing was fitted to
+    holds: Holds  #: exactly for held-out rows; approximately where they are calibration rows
+    tensor: str  #: the initializer with the line at this level
+    table: Mapping[str, tuple[float, ...]]  #: the line, or one for each class, by level
+    confidence: float | None = None  #: with which an error is not exceeded; a coverage holds on average
+
+
+@dataclass(frozen=True)
 class DetectionRecord:
     """Where boxes and class scores of a detector's candidates lie in the outputs of the source."""
 
@@ -171,6 +208,10 @@ class HeadRecord:
     uncovered: str | None = None  #: which part of the output varies with the data and has no variance
     mask: str | None = None  #: tensor that tells padding among its positions, as that of a site
     detection: DetectionRecord | None = None
+    temperature: TemperatureRecord | None = None  #: where labels were given
+    sets: PromiseRecord | None = None
+    deferral: PromiseRecord | None = None
+    intervals: PromiseRecord | None = None
 
     @property
     def score_only(self) -> bool:

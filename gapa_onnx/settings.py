@@ -7,12 +7,22 @@ spells it, `k` or `k=20`; the command line turns that into a flag.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import SupportsIndex
 
+from gapa_onnx.declarations import (
+    CHOICE,
+    Choice,
+    count,
+    count_or_none,
+    fraction,
+    fraction_or_none,
+    one_of,
+    word_or_count,
+    word_or_number,
+    words,
+)
 from gapa_onnx.errors import UserError
 
 LEAST_POINTS = 20  # for each neighbour, where `m` is auto
@@ -25,141 +35,13 @@ CACHED_INDEXES = ("auto", "flat", "ivf")  # that find one nearest point
 SCORE_ONLY = "score-only"  # of `sites`: how strange an input is, and no variance of any output
 
 HEADS = "What the outputs mean"  # groups of settings, as help shows them
+PROMISES = "What is promised"
 GAUSSIAN_PROCESS = "Gaussian process"
-
-# --------------------------------------------------------------------- how a setting is declared
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What one setting takes and means; its name, type and default are the field's."""
-
-    check: Callable[[str, object], object]  #: of a name and a value: the value as it is kept, or a UserError
-    metavar: str  #: what help shows in place of a value
-    help: str
-    group: str | None
-    text: type = str  #: what text is read as before it is checked: str, int or float
-
-
-_CHOICE = "choice"
 
 
 def choices() -> Mapping[str, Choice]:
     """The declaration of every setting by name, in the order of the fields."""
     return _CHOICES
-
-
-def _declared(choice: Choice) -> Mapping[str, Choice]:
-    return MappingProxyType({_CHOICE: choice})
-
-
-def one_of(*words: str, help: str, group: str | None = None) -> str:
-    """One of these words; the first is the default."""
-
-    def check(name: str, value: object) -> object:
-        if value not in words:
-            raise UserError(f"`{name}={value!r}` is not known", f"choose one of {', '.join(words)}")
-        return value
-
-    return field(default=words[0], metadata=_declared(Choice(check, "|".join(words), help, group)))
-
-
-def words(*, default: str, metavar: str, help: str, group: str | None = None) -> str:
-    """Words that only the model gives a meaning, such as names of its tensors."""
-
-    def check(name: str, value: object) -> object:
-        if not isinstance(value, str) or not value.strip():
-            raise UserError(f"`{name}={value!r}` says nothing", f"the default is {default}")
-        return value
-
-    return field(default=default, metadata=_declared(Choice(check, metavar, help, group)))
-
-
-def count(*, default: int, least: int = 1, metavar: str = "N", help: str, group: str | None = None) -> int:
-    """A whole number that is not below `least`."""
-
-    def check(name: str, value: object) -> object:
-        return _whole(name, value, least, f"the default is {default}")
-
-    return field(default=default, metadata=_declared(Choice(check, metavar, help, group, int)))
-
-
-def count_or_none(*, least: int, metavar: str, help: str, group: str | None = None) -> int | None:
-    """A whole number that is not below `least`, or None, which is the default."""
-
-    def check(name: str, value: object) -> object:
-        return (
-            None if value is None else _whole(name, value, least, f"give more of them, or leave `{name}` out")
-        )
-
-    return field(default=None, metadata=_declared(Choice(check, metavar, help, group, int)))
-
-
-def word_or_count(word: str, *, default: int | None = None, help: str, group: str | None = None) -> str | int:
-    """A word or a whole number from 1; the word is the default unless a number is."""
-    usual: str | int = word if default is None else default
-
-    def check(name: str, value: object) -> object:
-        if value == word:
-            return value
-        if isinstance(value, str):
-            try:
-                value = int(value)
-            except ValueError:
-                hint = f"choose {word} or a whole number"
-                raise UserError(f"`{name}={value!r}` is not known", hint) from None
-        return _whole(name, value, 1, f"the default is {usual}")
-
-    return field(default=usual, metadata=_declared(Choice(check, f"{word}|N", help, group)))
-
-
-def word_or_number(*words: str, help: str, group: str | None = None) -> str | float:
-    """One of these words, of which the first is the default, or a positive number."""
-
-    def check(name: str, value: object) -> object:
-        if value in words:
-            return value
-        number = _number(value)
-        if not 0 < number < float("inf"):
-            hint = f"choose {', '.join(words)} or a positive number"
-            raise UserError(f"`{name}={value!r}` is not known", hint)
-        return number
-
-    metavar = "|".join((*words, "NUMBER"))
-    return field(default=words[0], metadata=_declared(Choice(check, metavar, help, group)))
-
-
-def fraction(
-    *, default: float, metavar: str, help: str, hint: str | None = None, group: str | None = None
-) -> float:
-    """A number between 0 and 1, and neither of them."""
-
-    def check(name: str, value: object) -> object:
-        number = _number(value)
-        if not 0 < number < 1:
-            raise UserError(
-                f"`{name}` is {value}; it must be between 0 and 1", hint or f"the default is {default:g}"
-            )
-        return number
-
-    return field(default=default, metadata=_declared(Choice(check, metavar, help, group, float)))
-
-
-def _whole(name: str, value: object, least: int, hint: str) -> int:
-    if not isinstance(value, SupportsIndex):
-        raise UserError(f"`{name}` is {value!r}; it must be a whole number", hint)
-    number = operator.index(value)
-    if number < least:
-        raise UserError(f"`{name}` is {number}; it must be at least {least}", hint)
-    return number
-
-
-def _number(value: object) -> float:
-    """NaN for what is no number, which every comparison then refuses."""
-    try:
-        return float(value)  # type: ignore[arg-type]  # whatever it is, float tells
-    except (TypeError, ValueError):
-        return float("nan")
 
 
 # ------------------------------------------------------------------------------- the settings
@@ -246,6 +128,40 @@ class Settings:
         "full",
         help="Of the elements of an output: variances only, or all of it as OUTPUT_cov.",
         group=HEADS,
+    )
+
+    coverage: float = fraction(
+        default=0.9,
+        metavar="C",
+        help="How many of the sets (OUTPUT_set, with `labels`) or intervals (OUTPUT_lower and OUTPUT_upper, with `targets`) "
+        "hold the truth; `gapa-onnx threshold` changes it.",
+        hint="0.9 leaves the truth out of one set or interval in ten",
+        group=PROMISES,
+    )
+    sets: str = one_of(
+        "lac",
+        "aps",
+        "raps",
+        help="How classes come into a set: each that is probable enough (the smallest sets), the most probable ones up to "
+        "a sum of probabilities (sets that grow where the input is hard), or that with a penalty for many classes.",
+        group=PROMISES,
+    )
+    per_class: str = one_of(
+        "no",
+        "yes",
+        help="Whether the coverage holds for the rows of every class by itself; that needs rows of each.",
+        group=PROMISES,
+    )
+    max_error: float | None = fraction_or_none(
+        metavar="R",
+        help="The most error among the rows that are answered; OUTPUT_defer is true for the others. With `labels`.",
+        group=PROMISES,
+    )
+    confidence: float = fraction(
+        default=0.9,
+        metavar="D",
+        help="With which that error is not exceeded, whatever rows it was counted on.",
+        group=PROMISES,
     )
 
     inducing: str = one_of(
@@ -369,7 +285,7 @@ class Settings:
         return self.on_unsupported == "cut"
 
 
-_CHOICES: Mapping[str, Choice] = MappingProxyType({f.name: f.metadata[_CHOICE] for f in fields(Settings)})
+_CHOICES: Mapping[str, Choice] = MappingProxyType({f.name: f.metadata[CHOICE] for f in fields(Settings)})
 
 
 def _require_consistent(settings: Settings) -> None:

@@ -26,6 +26,7 @@ ROOMS = {
     "progress": "how a long step says how far it is",
     "threads": "one thread, or side by side",
     "strict_json": "JSON to dataclasses, strictly",
+    "declarations": "how a setting is declared",
     "settings": "every choice of a conversion",
     "record": "what a file says about itself",
     "data": "calibration data: files, rows, batches",

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
 
 from gapa_onnx import __version__
 from gapa_onnx.arrays import Array
+from gapa_onnx.data import HeldOut
 from gapa_onnx.emit.numbers import Numbers, at_sites, file_tensors
 from gapa_onnx.emit.rewrite import SiteTensors, Template
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
 from gapa_onnx.model.splice import prune, splice
 from gapa_onnx.op.contract import CLASSES, DOMAIN
 from gapa_onnx.plan.head import Head
+from gapa_onnx.plan.heads.promises import Promises
 from gapa_onnx.plan.outputs import points_record
 from gapa_onnx.record import (
     FORMAT,
@@ -28,6 +31,7 @@ from gapa_onnx.record import (
     DataRecord,
     DetectionRecord,
     HeadRecord,
+    HeldOutRecord,
     NoiseRecord,
     Record,
     SiteRecord,
@@ -42,13 +46,17 @@ def emit(
     calibration: Calibration,
     settings: Settings,
     budget: BudgetRecord | None = None,
+    held: HeldOut | None = None,
 ) -> onnx.ModelProto:
     """The converted model, with its record."""
     source = template.plan.source
     additions = _filled(template, numbers)
     model = splice(source.proto, additions, template.outputs, template.functions)
     _loosen_outputs(model, template)
-    attach(model, _record(template, additions, numbers, calibration, settings, budget))
+    record = _record(template, additions, numbers, calibration, settings, budget)
+    if held is not None:
+        record = replace(record, data=replace(record.data, held_out=_held_out_record(held)))
+    attach(model, record)
     return model
 
 
@@ -80,17 +88,20 @@ def put_tensor(graph: onnx.GraphProto, name: str, array: Array) -> bool:
     return False
 
 
-def _filled(template: Template, numbers: Numbers, wanted: Sequence[str] = ()) -> onnx.GraphProto:
-    """The template's nodes with their numbers filled in, and without nodes that no output and nothing wanted needs."""
+def numbered(template: Template, tensors: Mapping[str, Array]) -> onnx.GraphProto:
+    """The template's nodes, with these numbers in their parameters."""
     additions = onnx.GraphProto()
     additions.CopyFrom(template.additions)
-    numbered = file_tensors(template, numbers)
     for tensor in additions.initializer:
-        if tensor.name in numbered:
+        if tensor.name in tensors:
             kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            tensor.CopyFrom(
-                onnx.numpy_helper.from_array(np.asarray(numbered[tensor.name], kind), tensor.name)
-            )
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(tensors[tensor.name], kind), tensor.name))
+    return additions
+
+
+def _filled(template: Template, numbers: Numbers, wanted: Sequence[str] = ()) -> onnx.GraphProto:
+    """The template's nodes with their numbers filled in, and without nodes that no output and nothing wanted needs."""
+    additions = numbered(template, file_tensors(template, numbers))
     plain = {site.levelled: site.share for site, fit in at_sites(template, numbers.fits) if not fit.damping}
     for node in additions.node:
         for position, name in enumerate(node.input):
@@ -166,6 +177,11 @@ def _record(
     )
 
 
+def _held_out_record(held: HeldOut) -> HeldOutRecord:
+    among = "held-out rows" if held.exact else "calibration rows"
+    return HeldOutRecord(int(held.fitting.sum()), int(held.counting.sum()), among)
+
+
 def _site_record(tensors: SiteTensors, fit: SiteFit) -> SiteRecord:
     return SiteRecord(
         name=fit.site.name,
@@ -202,7 +218,7 @@ def _head_record(
 ) -> HeadRecord:
     roles = template.roles[head.output]
     classes = "epistemic" in roles
-    noise = numbers.noise.get(head.output)
+    noise, promises = numbers.noise.get(head.output), numbers.promises.get(head.output, Promises())
     return HeadRecord(
         task=head.task.value,
         logits=head.logits,
@@ -218,6 +234,10 @@ def _head_record(
         detection=_detection_record(head, settings),
         noise=None if noise is None else NoiseRecord(noise.rows, noise.nll, noise.constant_nll),
         mask=head.mask,
+        temperature=promises.temperature,
+        sets=promises.sets,
+        deferral=promises.deferral,
+        intervals=promises.intervals,
     )
 
 

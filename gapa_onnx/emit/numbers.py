@@ -16,6 +16,7 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.emit.rewrite import SiteTensors, Template
 from gapa_onnx.fit.calibrate import SiteFit
 from gapa_onnx.plan.heads.noise import NoiseHead
+from gapa_onnx.plan.heads.promises import Promises
 from gapa_onnx.record import ScoreRecord
 
 SMALLEST_DAMPING = 1e-6  # stands for b = 0 where the formula must hold: c² τ s to so much of itself
@@ -32,6 +33,7 @@ class Numbers:
         default_factory=dict, repr=False
     )  #: by output: the table of its score
     noise: Mapping[str, NoiseHead] = field(default_factory=dict, repr=False)  #: by output
+    promises: Mapping[str, Promises] = field(default_factory=dict, repr=False)  #: by output
     remarks: Mapping[str, str] = field(default_factory=dict)  #: by output: what could not be found, and why
 
 
@@ -59,8 +61,16 @@ def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
             if output in scores:
                 tensors[name] = np.asarray(scores[output].threshold)
     tensors |= {template.lengths[output].table: table for output, table in numbers.lengths.items()}
+    return tensors | head_tensors(template, numbers)
+
+
+def head_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
+    """The parameters of noise heads, temperatures and promises, as far as they are known."""
+    tensors: dict[str, Array] = {}
     for output, head in numbers.noise.items():
         tensors |= head.tensors(template.noise[output])
+    for output, promises in numbers.promises.items():
+        tensors |= promises.tensors(template.promises[output])
     return tensors
 
 

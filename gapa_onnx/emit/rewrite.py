@@ -33,6 +33,7 @@ from gapa_onnx.plan.candidates import selections
 from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.heads.lengths import LengthTensors
 from gapa_onnx.plan.heads.noise import NoiseTensors
+from gapa_onnx.plan.heads.promises import PromiseTensors
 from gapa_onnx.plan.outputs import Answer, answer, declare, declare_scores, score_answer, with_noise
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
@@ -74,12 +75,20 @@ class Template:
         default_factory=dict
     )  #: detector's output -> the score of an image
     image_thresholds: Mapping[str, str] = field(default_factory=dict)  #: detector's output -> parameter
+    promises: Mapping[str, PromiseTensors] = field(
+        default_factory=dict
+    )  #: output -> parameters, and what is ranked
 
 
 def rewrite(
-    plan: Plan, calibration: Calibration, settings: Settings, targets: Collection[str] = ()
+    plan: Plan,
+    calibration: Calibration,
+    settings: Settings,
+    targets: Collection[str] = (),
+    labels: Collection[str] = (),
 ) -> Template:
-    """Write the variance graph for a plan and its calibration; outputs with targets get a noise head."""
+    """Write the variance graph for a plan and its calibration; outputs with targets get a noise head and an interval,
+    those with labels a temperature and sets."""
     fits = {fit.site.output: fit for fit in calibration.fits}
     source = plan.source
     tensors = source.tensors
@@ -101,7 +110,7 @@ def rewrite(
     result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
     graph = result.graph
     prior = {name: float(np.mean(fit.prior_var, dtype=np.float64)) for name, fit in fits.items()}
-    answers = _answers(plan, result, own, prior, at_sites, settings, targets)
+    answers = _answers(plan, result, own, prior, at_sites, settings, targets, labels)
     infos: list[onnx.ValueInfoProto] = []
     wanted: list[Value] = []
     roles: dict[str, dict[str, str]] = {}
@@ -127,6 +136,7 @@ def rewrite(
         image_scores=_image_scores(answers, roles),
         image_thresholds=_of_each(answers, "image_threshold"),
         noise=_of_each(answers, "noise"),
+        promises=_of_each(answers, "promises"),
         cuts=result.refused,
     )
 
@@ -139,11 +149,13 @@ def _answers(
     at_sites: Mapping[str, SiteTensors],
     settings: Settings,
     targets: Collection[str],
+    labels: Collection[str],
 ) -> dict[str, Answer]:
     """What stands beside each output, in the order of the file."""
     source, graph, answers = plan.source, result.graph, {}
     for output, head in _outputs_with_heads(plan):
-        found = answer(source, graph, head, result.variances, plan.sites, own, settings, prior)
+        labelled = output.name in labels
+        found = answer(source, graph, head, result.variances, plan.sites, own, settings, prior, labelled)
         if output.name in targets:
             last = _last_reaching(graph, at_sites, found.roles["var"])
             hidden = graph.tensor(last.queries, np.dtype(np.float32))

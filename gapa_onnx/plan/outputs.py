@@ -7,6 +7,8 @@ probs, tokens                     y_probs …     classes
 entropy, aleatoric, epistemic     y_entropy …   classes; the first is the sum of the others
 score, ood                        y_score …     how strange an input is, and whether beyond the threshold
 aleatoric_var, total_var          y_total_var … regression with a noise head (`heads.noise`)
+set, defer                        y_set …       classes with labels: what is promised (`heads.promises`)
+lower, upper                      y_lower …     regression with targets: the same
 candidates, box_var, class_var    y_box_var …   detectors; all roles but image_score and image_ood per candidate
 """
 
@@ -26,6 +28,14 @@ from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points
 from gapa_onnx.plan.heads.detection import emit_detection
 from gapa_onnx.plan.heads.lengths import LengthTensors, level_score
 from gapa_onnx.plan.heads.noise import NoiseTensors, emit_noise
+from gapa_onnx.plan.heads.promises import (
+    PromiseTensors,
+    cooled,
+    emit_deferral,
+    emit_interval,
+    emit_set,
+    joined,
+)
 from gapa_onnx.record import PointsRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.covariance import cholesky, output_covariance
@@ -48,6 +58,7 @@ class Answer:
     score: Value | None = None  #: before it is levelled over lengths; no number at padding
     lengths: LengthTensors | None = None  #: where it is
     image_threshold: str | None = None  #: the same for the score of an image, where candidates have their own
+    promises: PromiseTensors = PromiseTensors()
 
 
 def answer(
@@ -59,11 +70,12 @@ def answer(
     own: Mapping[str, Value],
     settings: Settings,
     prior: Mapping[str, float] | None = None,
+    labelled: bool = False,
 ) -> Answer:
     """Emit all that stands beside one output.
 
     `variances` are those of all tensors, `own` those that are born at each site, by its output, and `prior` the mean
-    prior variance there.
+    prior variance there. Classes of `labelled` rows have a temperature, and promises.
     """
     if head.detector is not None:
         born = [(value, (prior or {}).get(name, 1.0)) for name, value in own.items()]
@@ -80,8 +92,9 @@ def answer(
                 covariance = head.derived.covariance(graph, _read(source, graph, head), covariance)
             factor = cholesky(graph, covariance, f"{head.output}/factor")
     spread: Value | None
+    promises = PromiseTensors()
     if head.task in CLASS_TASKS:
-        classes, spread = _classes(source, graph, head, logits_var, factor, settings)
+        classes, spread, promises = _classes(source, graph, head, logits_var, factor, settings, labelled)
         roles |= classes
     else:
         spread = _mean_variance(graph, head, roles["var"], _valid(source, graph, head.mask))
@@ -89,12 +102,27 @@ def answer(
             roles["score"] = spread
     if spread is None:
         return Answer(roles, None, None)
-    found = _scored(source, graph, head, Answer(roles, spread, None, score=roles["score"]))
+    found = Answer(roles, spread, None, score=roles["score"], promises=promises)
+    found = _scored(source, graph, head, found)
     flag, threshold = _beyond_threshold(graph, head, found.roles["score"])
     if head.axis is not None and head.mask is not None:
         with graph.scope(f"{head.output}/ood"):
             flag = graph.emit("And", flag, _like(graph, _valid(source, graph, head.mask), head))
-    return replace(found, roles={**found.roles, "ood": flag}, threshold=threshold)
+    found = replace(found, roles={**found.roles, "ood": flag}, threshold=threshold)
+    return _with_sets(source, graph, head, found, settings) if labelled else found
+
+
+def _with_sets(
+    source: SourceModel, graph: VarianceGraph, head: Head, found: Answer, settings: Settings
+) -> Answer:
+    """Add the set of classes, and whether a row is deferred where an error is promised."""
+    probs = found.roles["probs"]
+    chosen, tensors = emit_set(graph, head, probs, settings.sets, class_count(source, head))
+    roles, promises = {**found.roles, "set": chosen}, joined(found.promises, tensors)
+    if settings.max_error is not None:
+        roles["defer"], tensors = emit_deferral(graph, head, probs)
+        promises = joined(promises, tensors)
+    return replace(found, roles=roles, promises=promises)
 
 
 def _detection(
@@ -177,15 +205,19 @@ def _scored(source: SourceModel, graph: VarianceGraph, head: Head, found: Answer
 def with_noise(
     source: SourceModel, graph: VarianceGraph, head: Head, answer: Answer, site: str, hidden: Value
 ) -> Answer:
-    """Add the aleatoric and the total variance, by a noise head that reads the queries of a site."""
+    """Add the aleatoric and the total variance, by a noise head that reads the queries of a site, and an interval."""
     output = source.tensors[head.output]
     mean, epistemic = graph.tensor(output.name, output.dtype or np.float32), answer.roles["var"]
     aleatoric, tensors = emit_noise(graph, site, hidden, mean, f"{head.output}/noise")
     aleatoric = graph.cast(aleatoric, epistemic.dtype)
     with graph.scope(f"{head.output}/total_var"):
         total = epistemic + aleatoric
+    bounds, promises = emit_interval(graph, head, mean, total)
     return replace(
-        answer, roles={**answer.roles, "aleatoric_var": aleatoric, "total_var": total}, noise=tensors
+        answer,
+        roles={**answer.roles, "aleatoric_var": aleatoric, "total_var": total, **bounds},
+        noise=tensors,
+        promises=joined(answer.promises, promises),
     )
 
 
@@ -206,21 +238,27 @@ def _classes(
     var: Value,
     factor: Value | None,
     settings: Settings,
-) -> tuple[dict[str, Value], Value]:
+    labelled: bool = False,
+) -> tuple[dict[str, Value], Value, PromiseTensors]:
+    """What a head for classes makes of its logits, their mean variance, and where their temperature is."""
     output, mean = source.tensors[head.tensor], _read(source, graph, head)
     if head.derived is not None:
         with graph.scope(f"{head.output}/logits"):
             mean, var = head.derived.mean(graph, mean), head.derived.var(graph, mean, var)
-    return emit_classes(
+    temperature = PromiseTensors()
+    if labelled:
+        mean, var, factor, temperature = cooled(graph, head, mean, var, factor)
+    roles, spread = emit_classes(
         graph,
         head,
         graph.tensor(output.name, output.dtype or np.float32),
         mean,
         var,
         _options(settings),
-        classes=_class_count(source, head),
+        classes=class_count(source, head),
         factor=factor,
     )
+    return roles, spread, temperature
 
 
 def _read(source: SourceModel, graph: VarianceGraph, head: Head) -> Value:
@@ -232,7 +270,7 @@ def _read(source: SourceModel, graph: VarianceGraph, head: Head) -> Value:
 def points_record(source: SourceModel, head: Head, settings: Settings) -> PointsRecord:
     """The record of the points that uncertainty is split at."""
     correlated = _sees_covariance(head, settings)
-    return head_points(head, _options(settings), _class_count(source, head), correlated=correlated).record
+    return head_points(head, _options(settings), class_count(source, head), correlated=correlated).record
 
 
 def _sees_covariance(head: Head, settings: Settings) -> bool:
@@ -244,7 +282,8 @@ def _options(settings: Settings) -> HeadOptions:
     return HeadOptions(settings.bridge, settings.samples, settings.top_k, settings.score, settings.seed)
 
 
-def _class_count(source: SourceModel, head: Head) -> int | None:
+def class_count(source: SourceModel, head: Head) -> int | None:
+    """The number of classes of an output; None where the model leaves it open."""
     if head.derived is not None and head.derived.classes is not None:
         return head.derived.classes
     shape = source.tensors[head.logits].shape
@@ -296,7 +335,7 @@ def declare(output: onnx.ValueInfoProto, head: Head, role: str, value: Value) ->
         dims.append(dims[-1])
     elif role in ("probs", "tokens") and head.task is Task.TOKENS and head.axis is not None:
         dims[head.axis] = onnx.TensorShapeProto.Dimension()
-    elif role not in ("var", "probs", "aleatoric_var", "total_var"):
+    elif role not in ("var", "probs", "set", "aleatoric_var", "total_var", "lower", "upper"):
         dims = dims[:1] if head.axis is None else dims[: head.axis] + dims[head.axis + 1 :]
     shape = onnx.TensorShapeProto(dim=dims)
     tensor.ClearField("shape")

@@ -34,7 +34,7 @@ def read_targets(
             f"targets are for regression, and no output is taken for one ({tasks})",
             "leave `targets` out, or say `task='regression'`",
         )
-    arrays = _arrays(given)
+    arrays = read_arrays(given, "targets")
     if not isinstance(arrays, Mapping):
         if len(outputs) > 1:
             raise UserError(
@@ -77,14 +77,15 @@ def known_rows(targets: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.isfinite(targets.reshape(len(targets), -1).astype(np.float64)).all(axis=1))
 
 
-def _arrays(given: Any) -> np.ndarray | dict[str, np.ndarray]:
+def read_arrays(given: Any, name: str) -> np.ndarray | dict[str, np.ndarray]:
+    """An array, or several by name, from memory or a file; `name` is the argument that it was given as."""
     if isinstance(given, Mapping):
         return {name: np.asarray(array) for name, array in given.items()}
     if not isinstance(given, (str, os.PathLike)):
         return np.asarray(given)
     path = Path(given)
     if not path.is_file():
-        raise UserError(f"there is no file {path}", "check the path given to `targets`")
+        raise UserError(f"there is no file {path}", f"check the path given to `{name}`")
     try:
         if path.suffix == ".csv":
             return np.genfromtxt(path, delimiter=",", names=None, skip_header=_header_lines(path))

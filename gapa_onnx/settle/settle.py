@@ -2,8 +2,10 @@
 
     weigh       several sites: factors of τ and A, so that each counts in the score
     scale       targets given: τ of all sites, by how far predictions are off
+    temperature labels given: of the logits, and τ of all sites
     thresholds  the chosen quantile of each output's score
     noise       targets given: σ²(h) of the targets, from residuals beside the left-out variance
+    promises    targets or labels given: sets, intervals and deferral, counted on rows of their own
 
 Each is a function from numbers to numbers; the rows and their left-out shares are the same for all of them.
 """
@@ -29,9 +31,11 @@ from gapa_onnx.settle.held_out import take_in
 from gapa_onnx.settle.left_out import FROM_TRUTH, LeftOutSample, Purpose, leave_out
 from gapa_onnx.settle.lengths import LengthFit, fit_lengths
 from gapa_onnx.settle.noise import fit_noise
+from gapa_onnx.settle.promises import Counting, with_promises
 from gapa_onnx.settle.scaling import scaled_by_targets
 from gapa_onnx.settle.scores import ScoreSample, threshold_at
 from gapa_onnx.settle.tail import Tail
+from gapa_onnx.settle.temperature import tempered
 from gapa_onnx.settle.weighing import weighed
 
 
@@ -48,7 +52,7 @@ def settle(
     `held` are rows whose truth may be known, see `data.held_out`.
     """
     numbers, targets = Numbers(calibration.fits), held.targets_in(held.fitting) if held else {}
-    purposes = _purposes(template, settings, targets)
+    purposes = _purposes(template, settings, held)
     if not purposes:
         return numbers
     sample, fitting = _samples(template, calibration, data, settings, held, purposes, progress)
@@ -62,14 +66,39 @@ def settle(
     tail = Tail(template, wanted or scored)
     if Purpose.WEIGHING in purposes:
         numbers = weighed(template, sample, numbers, tail, settings.seed, progress)
-    if Purpose.SCALING in purposes:
-        numbers = scaled_by_targets(template, fitting, numbers, tail, targets, progress)
+    if held is not None:
+        numbers = _scaled(template, fitting, numbers, tail, settings, held, progress)
     if Purpose.SCORES in purposes:
-        by_score = tail if set(scored) <= set(tail.wanted) else Tail(template, scored)
+        same = set(scored) <= set(tail.wanted) and not numbers.promises
+        by_score = tail if same else Tail(template, scored, numbers)
         numbers = with_thresholds(template, sample, numbers, by_score, scores, settings)
     for output, values in targets.items():
         numbers = _with_noise(template, fitting, numbers, tail, output, values, settings, progress)
+    if held is not None:
+        numbers = with_promises(Counting(template, calibration, held, sample, settings), numbers)
     return numbers
+
+
+def _scaled(
+    template: Template,
+    sample: LeftOutSample,
+    numbers: Numbers,
+    tail: Tail,
+    settings: Settings,
+    held: HeldOut,
+    progress: Progress,
+) -> Numbers:
+    """τ by the truth of part A, unless it was given, and the temperature by its labels."""
+    open_scale = settings.scale == "loo"
+    if held.targets and open_scale:
+        targets = held.targets_in(held.fitting)
+        numbers = scaled_by_targets(template, sample, numbers, tail, targets, progress)
+    if not held.labels:
+        return numbers
+    labels, scaled = held.labels_in(held.fitting), open_scale and not held.targets
+    return tempered(
+        template, sample, numbers, labels, bridge=settings.bridge, scaled=scaled, progress=progress
+    )
 
 
 def _samples(
@@ -86,12 +115,12 @@ def _samples(
         sample = leave_out(calibration, data, purposes, seed=settings.seed, progress=progress)
         return sample, sample
     if held.exact:
-        of_truth = purposes & FROM_TRUTH
+        of_truth = purposes & FROM_TRUTH & ~Purpose.COUNTING  # which is for the file itself
         sample = leave_out(calibration, data, purposes & ~FROM_TRUTH, seed=settings.seed, progress=progress)
         if not of_truth:
             return sample, sample
         return sample, take_in(template, calibration, held, held.fitting, of_truth, progress)
-    for values in held.targets.values():
+    for values in (*held.targets.values(), *held.labels.values()):
         require_rows(values, calibration.rows)
     parts = {Purpose.SCALING: held.fitting, Purpose.NOISE: held.fitting, Purpose.COUNTING: held.counting}
     known = {purpose: np.flatnonzero(part) for purpose, part in parts.items()}
@@ -99,17 +128,17 @@ def _samples(
     return sample, sample
 
 
-def _purposes(template: Template, settings: Settings, targets: Mapping[str, Array]) -> Purpose:
+def _purposes(template: Template, settings: Settings, held: HeldOut | None) -> Purpose:
     """What left-out rows are needed for."""
     purposes = Purpose(0)
     if template.spreads:
         purposes |= Purpose.SCORES
         if len(template.plan.sites) > 1 and settings.scale == "loo" and not template.image_scores:
             purposes |= Purpose.WEIGHING
-    if targets:
-        purposes |= Purpose.NOISE
-        if settings.scale == "loo":
-            purposes |= Purpose.SCALING
+    if held is not None and (held.targets or held.labels):
+        purposes |= Purpose.SCALING | Purpose.COUNTING
+        if held.targets:
+            purposes |= Purpose.NOISE
     return purposes
 
 

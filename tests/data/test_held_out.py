@@ -71,11 +71,11 @@ def test_rows_that_nothing_is_known_of_are_not_fitted_to():
     labels = np.full(1000, -1)
     labels[::4] = 2
     held = hold_out(opened(rows(1000)), opened(rows(50, 1)), labels={"y": labels})
-    assert held.fitting.sum() == 125 and (labels[held.fitting] == 2).all()
-    assert held.counting.sum() == 875
+    assert held.fitting.sum() == 200 and (labels[held.fitting] == 2).all()
+    assert held.counting.sum() == 800
     inside = held.labels_in(held.counting)["y"]
-    assert (inside >= 0).sum() == 125 and (inside[held.fitting] == -1).all()
-    among = hold_out(opened(rows(1000)), None, labels={"y": labels})
+    assert (inside >= 0).sum() == 50 and (inside[held.fitting] == -1).all()
+    among = hold_out(opened(rows(1000)), None, labels={"y": labels}, errors=True)
     assert not among.exact and among.fitting.sum() == among.counting.sum() == 125
 
 
