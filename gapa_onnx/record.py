@@ -165,7 +165,7 @@ class ScoreRecord:
 
 @dataclass(frozen=True)
 class NoiseRecord:
-    """How well the noise head describes left-out targets, in nats per row."""
+    """How well the noise head describes left-out targets, in nats."""
 
     rows: int
     nll: float
