@@ -24,7 +24,9 @@ FORMAT = 3  #: of the record; raised whenever a field is added, removed or chang
 # Text that is one of some words.
 Layout = Annotated[str, "rows", "positions", "pooled", "flat"]
 Index = Annotated[str, "flat", "ivf", "ivfpq", "hnsw", "local"]
-Metric = Annotated[str, "euclidean", "standardised", "whitened", "direction", "whitened-direction"]
+Metric = Annotated[
+    str, "euclidean", "standardised", "direction", "whitened", "whitened-direction", "polar", "polar-pair"
+]
 Storage = Annotated[str, "float32", "float16", "int8"]
 Task = Annotated[
     str, "classification", "multilabel", "regression", "segmentation", "tokens", "detection", "none"

@@ -201,8 +201,11 @@ class Settings:
         "direction",
         "whitened",
         "whitened-direction",
-        help="Of distances between activations: as they are, between their directions, after whitening, or both; auto "
-        "takes at each place the one that tells inputs apart that are made strange, or those of `strange`.",
+        "polar",
+        "polar-pair",
+        help="Of distances between activations: as they are, between their directions, after whitening, both, or in polar "
+        "coordinates: direction and length, of activations or of these and whitened ones. auto takes at each place what "
+        "tells inputs apart that are made strange, or those of `strange`.",
         group=GAUSSIAN_PROCESS,
     )
     jitter: float = fraction(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from gapa_onnx.emit.comparing import compared
 from gapa_onnx.emit.guarding import protect
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
@@ -38,7 +39,7 @@ from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import Propagation, RefusedNode, propagate
 from gapa_onnx.variance.qdq import reading_graph
-from gapa_onnx.variance.sites import Layout, Selection, Site, direction, read_queries, restore
+from gapa_onnx.variance.sites import Layout, Selection, Site, read_queries, restore
 from gapa_onnx.variance.values import Scaled
 
 
@@ -180,10 +181,11 @@ def _testimony(
     at_sites: Mapping[str, SiteTensors],
     held_out: bool,
 ) -> tuple[Testimony, list[SiteTensors]]:
-    """The shares of all places with one query for each sample: of sites as they are, of witnesses written here."""
+    """The shares of all places with one query for each sample, the last place first: of sites as they are, of witnesses
+    written here."""
     shares: dict[str, Value] = {}
     witnesses: list[SiteTensors] = []
-    for fit in (*calibration.witnesses, *calibration.fits):  # from the first in the graph to the last
+    for fit in (*reversed(calibration.fits), *reversed(calibration.witnesses)):
         if fit.site.output in at_sites:
             share = graph.tensor(at_sites[fit.site.output].share, np.dtype(np.float32))
         else:
@@ -327,13 +329,7 @@ def share_at(
     }
     with graph.scope(prefix):
         query = read_queries(graph, source, site, selection)
-        if fit.geometry.linear is not None:
-            centre, factors = fit.geometry.linear
-            query = query - graph.constant(centre, f"{prefix}/centre")
-            by = graph.constant(factors, f"{prefix}/whitening")
-            query = graph.emit("MatMul", query, by) if factors.ndim == 2 else query * by
-        if fit.geometry.unit:
-            query = direction(graph, query)
+        query = compared(graph, query, fit.geometry, site.query_axes, prefix)
         constants = [
             emit_points(graph, fit.storage, fit.index.points, f"{prefix}/points")
             if port.name == "points"

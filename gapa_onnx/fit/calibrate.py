@@ -25,9 +25,9 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import inducing, statistics
-from gapa_onnx.fit.choosing import choose_geometry, metrics_for
+from gapa_onnx.fit.choosing import USUAL, choose_geometry, metrics_for
 from gapa_onnx.fit.collect import HELD_OUT_ROWS, Collected, Collector, InputSample, QueryReader, collect
-from gapa_onnx.fit.geometry import Geometry, geometry_of
+from gapa_onnx.fit.geometry import Geometry, geometry_of, is_whitened
 from gapa_onnx.op.approximation import rounding_error, share_error
 from gapa_onnx.op.body import ANY_SIZE_OPSET
 from gapa_onnx.op.index import Index, build_index
@@ -231,19 +231,20 @@ def _geometry(
 ) -> tuple[Geometry, dict[str, float]]:
     """How queries of a place are compared, and how well each geometry that was tried tells strange ones apart."""
     moments, site = collector.moments, collector.site
-    asked = (
-        "standardised" if site.standardised and settings.metric == "auto" else settings.metric_at(site.chosen)
-    )
+    asked = settings.metric_at(site.chosen)
+    # How large an error of a number is follows distances; which class is in doubt follows what tells classes apart.
+    of_numbers = collected.propagates(collector) and not collected.classes
+    if asked == "auto" and (of_numbers or not collector.chooses):
+        asked = "standardised" if site.standardised else USUAL
 
     def made(metric: str) -> Geometry:
-        covariance = moments.covariance if metric.startswith("whitened") else None
-        return geometry_of(metric, moments.mean, moments.std, covariance)
+        covariance = moments.covariance if is_whitened(metric) else None
+        return geometry_of(metric, rows, moments.mean, moments.std, covariance)
 
     if asked != "auto":
         return made(asked), {}
-    strange = collected.strange_at(site)
     candidates = [made(metric) for metric in metrics_for(rows.shape[1])]
-    return choose_geometry(candidates, rows, strange, settings)
+    return choose_geometry(candidates, rows, collected.strange_at(site), settings)
 
 
 def _as_stored(storage: Storage, chosen: Array) -> Array:

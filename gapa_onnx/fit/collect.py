@@ -17,6 +17,7 @@ from gapa_onnx.data import Batch, DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import statistics
 from gapa_onnx.fit.choosing import JUDGED, metrics_for
+from gapa_onnx.fit.geometry import is_whitened
 from gapa_onnx.fit.kept_rows import KeptRows
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.model.splice import splice
@@ -55,6 +56,11 @@ class Collected:
     #: queries (n, d) of strange inputs by kind, for each place; empty where geometries are not to be chosen
     strange: Mapping[str, Mapping[str, Array]] = field(default_factory=dict, repr=False)
 
+    def propagates(self, collector: Collector) -> bool:
+        """Whether variance is born at its place."""
+        sites = len(self.collectors) - self.witnesses
+        return any(one is collector for one in self.collectors[:sites])
+
     def strange_at(self, site: Site) -> Mapping[str, Array]:
         return self.strange.get(site.output, {})
 
@@ -82,7 +88,8 @@ def collect(
     classes = any(head.task not in (Task.REGRESSION, Task.NONE) for head in plan.heads)
     found: dict[str, dict[str, Array]] = {}
     if kept is not None:
-        batches = kept.strange_batches(fed.batch_rows) if strange is None else _given(strange, fed)
+        mask = next((site.mask for site in plan.places if site.mask is not None), None)
+        batches = kept.strange_batches(fed.batch_rows, mask) if strange is None else _given(strange, fed)
         found = strange_queries(reader, collectors, batches)
     return Collected(
         collectors,
@@ -252,8 +259,9 @@ class Collector:
 
     @property
     def chooses(self) -> bool:
-        """Whether its geometry is to be chosen."""
-        return self.settings.metric_at(self.site.chosen) == "auto" and not self.site.standardised
+        """Whether its geometry may be chosen by strange inputs: that of a query which stands for a whole sample."""
+        open_ = self.settings.metric_at(self.site.chosen) == "auto"
+        return open_ and not (self.site.standardised or self.site.many)
 
     @property
     def seen(self) -> int:
@@ -289,8 +297,7 @@ class Collector:
         self.sample = statistics.RowSample(self._capacity(self.settings), width, self.settings.seed)
         asked = self.settings.metric_at(self.site.chosen)
         candidates = metrics_for(width) if self.chooses else (asked,)
-        whitened = any(metric.startswith("whitened") for metric in candidates)
-        self.moments = statistics.Moments(width, covariance=whitened)
+        self.moments = statistics.Moments(width, covariance=any(map(is_whitened, candidates)))
         self.channel_moments = statistics.Moments(width)  # used where the query is a pooled map
         return self.sample
 

@@ -2,25 +2,72 @@
 
     euclidean            z
     standardised         (z − mean) / standard deviation, number by number
-    whitened             (z − mean) W, of unit variance along every principal axis
-    direction            z / |z|
-    whitened-direction   the direction of (z − mean) W
+    direction            u = z / |z|
+    polar                u, and one coordinate more: how long z is, log |z|
+    whitened, whitened-direction, polar-pair       w = (z − mean) W, of unit variance along every principal axis; its
+                         direction; and both of z and w in polar coordinates, side by side
 
-Each is a map z → u before a Gaussian kernel of |u − u'|, which stays positive definite whatever the map is. A zero vector
-has no direction and stays zero.
+Each is a map of z before a Gaussian kernel of the distance, which stays positive definite whatever the map is. A zero
+vector has no direction: u is zero there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
+from gapa_onnx.threads import one_thread
 from gapa_onnx.variance.sites import SHORTEST
 
 _EPS = float(np.finfo(np.float32).eps)
+
+
+LENGTH_WEIGHT = 0.25  # variance of the coordinate for lengths, over that of all others together
+SHORT = 1e-3  # of the usual length: shorter vectors are hardly farther away, so that zero is not at infinity
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How the length of a vector becomes a coordinate: (½ log(|z|² + short²) − middle) · slope."""
+
+    short: float
+    middle: float
+    slope: float
+
+
+@dataclass(frozen=True)
+class Block:
+    """One map of a query; the coordinates of several stand side by side."""
+
+    linear: tuple[Array, Array] | None = field(
+        default=None, repr=False
+    )  #: centre (d,), and map (d, d) or factors (d,)
+    unit: bool = False  #: whether what comes of it is divided by its length
+    lengths: Lengths | None = None  #: of the coordinate that keeps the length, where there is one
+    factor: float = 1.0  #: of all its coordinates
+
+    def __call__(self, queries: Array) -> Array:
+        """Queries (…, d) -> (…, d) or (…, d + 1), float32."""
+        if self.linear is not None:
+            centre, by = self.linear
+            queries = (queries - centre) @ by if by.ndim == 2 else (queries - centre) * by
+        if not self.unit:
+            return queries
+        found = directions(queries)
+        if self.lengths is not None:
+            found = np.concatenate([found, self._lengths(queries)[..., None]], axis=-1)
+        scaled: Array = (found * np.float32(self.factor)).astype(np.float32)
+        return scaled
+
+    def _lengths(self, queries: Array) -> Array:
+        assert self.lengths is not None
+        squares = np.einsum("...d,...d->...", queries, queries, dtype=np.float32)
+        logs = 0.5 * np.log(squares + np.float32(self.lengths.short**2))
+        found: Array = ((logs - self.lengths.middle) * self.lengths.slope).astype(np.float32)
+        return found
 
 
 @dataclass(frozen=True)
@@ -28,29 +75,46 @@ class Geometry:
     """The map that queries go through before they are compared."""
 
     metric: str  #: see above
-    linear: tuple[Array, Array] | None = field(
-        default=None, repr=False
-    )  #: centre (d,), and map (d, d) or factors (d,)
+    blocks: tuple[Block, ...]
 
-    @property
-    def unit(self) -> bool:
-        """Whether queries are divided by their lengths in the end."""
-        return self.metric.endswith("direction")
-
+    @one_thread()
     def __call__(self, queries: Array) -> Array:
-        """Queries (…, d) as they are compared, (…, d) float32."""
-        if self.linear is not None:
-            centre, by = self.linear
-            queries = (queries - centre) @ by if by.ndim == 2 else (queries - centre) * by
-        return directions(queries) if self.unit else queries
+        """Queries (…, d) as they are compared, float32."""
+        parts = [block(queries) for block in self.blocks]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
 
-def geometry_of(metric: str, mean: Array, std: Array, covariance: Array | None) -> Geometry:
-    """The geometry by its name, from the moments of the queries; whitening needs their covariance."""
-    if metric.startswith("whitened"):
-        assert covariance is not None
-        return Geometry(metric, (mean.astype(np.float32), whitening(mean, covariance)))
-    return Geometry(metric, standardising(mean, std) if metric == "standardised" else None)
+def is_whitened(metric: str) -> bool:
+    """Whether a metric needs the covariance of queries."""
+    return metric in ("whitened", "whitened-direction", "polar-pair")
+
+
+@one_thread()
+def geometry_of(metric: str, rows: Array, mean: Array, std: Array, covariance: Array | None) -> Geometry:
+    """The geometry by its name, from a sample of queries (n, d) and their moments; whitening needs the covariance."""
+    if metric == "standardised":
+        return Geometry(metric, (Block(standardising(mean, std)),))
+    if not is_whitened(metric):
+        plain = _polar(rows, None) if metric == "polar" else Block(unit=metric == "direction")
+        return Geometry(metric, (plain,))
+    assert covariance is not None
+    linear = (mean.astype(np.float32), whitening(mean, covariance))
+    if metric != "polar-pair":
+        return Geometry(metric, (Block(linear, unit=metric == "whitened-direction"),))
+    pair = (_polar(rows, None), _polar(rows, linear))
+    spreads = [float(np.sqrt(block(rows).var(axis=0, dtype=np.float64).sum())) for block in pair]
+    return Geometry(metric, tuple(replace(b, factor=1 / max(s, SHORTEST)) for b, s in zip(pair, spreads)))
+
+
+def _polar(rows: Array, linear: tuple[Array, Array] | None) -> Block:
+    """Polar coordinates of rows (n, d), with a weight for lengths that is right for these."""
+    moved = Block(linear)(rows)
+    lengths = np.sqrt(np.einsum("nd,nd->n", moved, moved, dtype=np.float64))
+    short = SHORT * float(np.median(lengths))
+    logs = 0.5 * np.log(lengths**2 + max(short, SHORTEST) ** 2)
+    spread = directions(moved).var(axis=0, dtype=np.float64).sum()
+    slope = np.sqrt(LENGTH_WEIGHT * spread) / max(float(logs.std()), 1e-6)
+    return Block(linear, True, Lengths(max(short, SHORTEST), float(logs.mean()), float(slope)))
 
 
 def directions(rows: Array) -> Array:

@@ -9,6 +9,7 @@ import numpy as np
 from gapa_onnx.arrays import Array
 from gapa_onnx.data import Batch
 from gapa_onnx.data.strange import strange_batches
+from gapa_onnx.variance.masks import tensor_of, valid_positions
 
 MOST_ROWS = 500
 MOST_BYTES = 64 << 20
@@ -42,14 +43,17 @@ class KeptRows:
             self._rows = sorted(self._rows, key=lambda held: held[:2])[:most]
         self._seen += rows
 
-    def strange_batches(self, batch_rows: int) -> Iterator[tuple[str, Batch]]:
-        """Strange versions of the rows by kind, in batches of exactly so many rows or, at the end, fewer."""
+    def strange_batches(self, batch_rows: int, mask: str | None = None) -> Iterator[tuple[str, Batch]]:
+        """Strange versions of the rows by kind, in batches of exactly so many rows or, at the end, fewer. `mask` tells
+        padding, where it is fed."""
         by_shape: dict[object, list[dict[str, Array]]] = {}
         for _, _, row in sorted(self._rows, key=lambda held: held[1]):
             by_shape.setdefault(tuple((name, array.shape) for name, array in row.items()), []).append(row)
         for rows in by_shape.values():
             whole = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-            for kind, made in strange_batches(whole, self.seed):
+            tensor = None if mask is None else whole.get(tensor_of(mask))
+            valid = None if mask is None or tensor is None else valid_positions(mask, tensor)
+            for kind, made in strange_batches(whole, self.seed, valid):
                 for start in range(0, len(rows), batch_rows):
                     part = {name: array[start : start + batch_rows] for name, array in made.items()}
                     count = min(batch_rows, len(rows) - start)

@@ -72,14 +72,17 @@ def _auto(network: Network, sites: Sequence[Site]) -> list[Site]:
         return []
     last = network.source.tensors[sites[-1].output]
     cuts, same = cut_tensors(network, last)
-    told = {_stage(network, tensor) for tensor in same if len(tensor.shape or ()) > 2}
+    told = {_stage(network, tensor) for tensor in same} - {None}
     passed = [tensor for tensor in cuts if _is_place(network, tensor) and _stage(network, tensor) not in told]
     places = [site_at_tensor(network, tensor) for tensor in _ends_of_stages(network, passed)]
-    vectors = [
-        t for t in passed if len(t.shape) == 2 and t.inputs[0].op not in CARRIERS
-    ]  # not maps that are flattened
-    places += [site_at(network, place_at(network, vector)) for vector in vectors[:1]]
+    places += _first_vector(network, passed)
     return _spread_out([one for one in map(_pooled, places) if one is not None])
+
+
+def _first_vector(network: Network, passed: Sequence[gs.Tensor]) -> list[Site]:
+    """The first of the tensors (N, d) that is no map which is read as one."""
+    vectors = [tensor for tensor in passed if len(tensor.shape) == 2 and tensor.inputs[0].op not in CARRIERS]
+    return [site_at(network, place_at(network, vector)) for vector in vectors[:1]]
 
 
 def _ends_of_stages(network: Network, passed: Sequence[gs.Tensor]) -> list[gs.Tensor]:

@@ -85,7 +85,7 @@ class _Drawn:
         combination, level = None, None
         if self.columns:
             columns = np.concatenate(self.columns)
-            combination = scales(columns)
+            combination = scales(columns, self._has_entropy)
             self.values = [self._by_witnesses(columns, combination)]
         if self.values:
             values = np.concatenate(self.values)
@@ -105,10 +105,14 @@ class _Drawn:
 
     def _by_witnesses(self, columns: Array, combination: tuple[Array, Array]) -> Array:
         """What p-values rank: all columns, or those of shares alone."""
-        witnesses = self.tensors.witnesses
-        assert witnesses is not None
-        count = columns.shape[1] if self.tensors.ranked == self.tensors.score else len(witnesses.places)
-        return combined(columns[:, :count], *(numbers[:count] for numbers in combination))
+        whole = self.tensors.ranked == self.tensors.score
+        count = columns.shape[1] - (self._has_entropy and not whole)
+        centre, slope = (numbers[:count] for numbers in combination)
+        return combined(columns[:, :count], centre, slope, self._has_entropy and whole)
+
+    @property
+    def _has_entropy(self) -> bool:
+        return self.tensors.witnesses is not None and self.tensors.witnesses.entropy is not None
 
     def _levels(self, values: Array, settings: Settings) -> LengthFit | None:
         if self.tensors.lengths is None:

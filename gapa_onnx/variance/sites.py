@@ -70,6 +70,11 @@ class Site:
         return (self.rank is None or self.rank > 2) and self.layout in (Layout.ROWS, Layout.POSITIONS)
 
     @property
+    def query_axes(self) -> int | None:
+        """How many axes the queries (…, d) have; None where that is not known."""
+        return 2 if self.layout in (Layout.POOLED, Layout.FLAT) else self.rank
+
+    @property
     def axes(self) -> int:
         """How many axes the query has, for layouts that depend on it."""
         if self.rank is None:
@@ -134,12 +139,6 @@ def _arranged(
     if selection is not None:
         tensor = graph.emit("GatherND", tensor, selection.indices)
     return graph.cast(tensor, np.float32)
-
-
-def direction(graph: VarianceGraph, query: Value) -> Value:
-    """Queries (…, d) divided by their lengths; a row of zeros stays one."""
-    length = graph.reduce("ReduceL2", query, [-1])
-    return query / graph.at_least(length, SHORTEST)
 
 
 def valid_for_mean(graph: VarianceGraph, source: SourceModel, site: Site) -> Value | None:
