@@ -14,6 +14,7 @@ def added(heads: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
         found += [("adds", f"{roles[r]}, {text.format(name)}") for r, text in _ROLES.items() if r in roles]
         for role, score in head.get("scores", {}).items():
             found.append(("flags", threshold_line(score) + _WHOSE.get(role, "")))
+        found += promised(head)
         if "noise" in head:
             noise = head["noise"]
             found.append(
@@ -45,10 +46,42 @@ _ROLES = {
     "seq_ood": "true where it is too rare",
     "aleatoric_var": "the variance of the noise around {}",
     "total_var": "both variances together",
+    "set": "the classes that the true one is among, as promised below",
+    "defer": "true where somebody else should answer, as promised below",
+    "lower": "the lower end of an interval that the true value is in, as promised below",
+    "upper": "its upper end",
 }
 
 
 _WHOSE = {"image_score": ", of images", "seq_score": ", of sequences"}
+
+
+def promised(head: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a file promises of one output, and how its probabilities were calibrated."""
+    found = []
+    if "temperature" in head:
+        t = head["temperature"]
+        text = f"temperature {t['value']:.4g}, τ times {t['factor']:.3g}, by {t['rows']} labels: {t['nll']:.4g} nats per row"
+        found.append(("calibrated", f"{text}, {t['nll_before']:.4g} before"))
+    for name, text in _PROMISES.items():
+        if name in head:
+            found.append(("promise", promise_line(head[name], text)))
+    return found
+
+
+_PROMISES = {
+    "sets": "the true class is in the set of at least {:g} of all rows",
+    "deferral": "at most {:g} of the answered rows are wrong",
+    "intervals": "the true value is in the interval of at least {:g} of all rows",
+}
+
+
+def promise_line(promise: Mapping[str, Any], text: str) -> str:
+    sure = f", with confidence {promise['confidence']:g}" if "confidence" in promise else ""
+    lines = promise["table"][f"{promise['level']:g}"]
+    each = ", of every class" if len(lines) > 1 else ""
+    holds = f"{promise['holds']}, counted on {promise['rows']} rows ({promise['kind']})"
+    return f"{text.format(promise['level'])}{each}{sure}: {holds}"
 
 
 def threshold_line(score: Mapping[str, Any]) -> str:
@@ -57,7 +90,7 @@ def threshold_line(score: Mapping[str, Any]) -> str:
         if score["quantile"] is None
         else f"p ≤ {1 - score['quantile']:.3g}"
     )
-    promise = {"approximate": "approximate, as the model may have been fitted to them"}.get(
-        score["promise"], "exact"
+    holds = {"approximately": "approximately, as the model may have been fitted to them"}.get(
+        score["holds"], "exactly"
     )
-    return f"{level}, by {score['rows']} {score['source']} ({promise})"
+    return f"{level}, by {score['rows']} {score['source']} ({holds})"

@@ -32,6 +32,8 @@ def convert(
     *,
     out: _Out = None,
     settings: Settings,
+    held_out: options.HeldOut = None,
+    labels: options.Labels = None,
     targets: options.Targets = None,
     budget: options.Budget = None,
     paper: options.Paper = False,
@@ -49,13 +51,15 @@ def convert(
     out = _output(model, out)
     quiet_runtime()
     if dry_run:
-        return _rehearse(model, calib, targets, out, settings, images, as_json)
+        return _rehearse(model, calib, (held_out, targets, labels), out, settings, images, as_json)
     with progress_bar() as progress:
         conversion = compiler.convert(
             model,
             calib,
             out,
             targets=targets,
+            labels=labels,
+            held_out=held_out,
             budget=budget,
             allow_uncovered=allow_uncovered,
             settings=settings,
@@ -90,7 +94,7 @@ def _output(model: Path, out: Path | None) -> Path:
 def _rehearse(
     model: Path,
     calib: str,
-    targets: Path | None,
+    given: tuple[str | None, Path | None, Path | None],
     out: Path,
     settings: Settings,
     images: options.Images,
@@ -98,17 +102,15 @@ def _rehearse(
 ) -> int:
     """Everything up to the first batch of data: whatever would stop a conversion early is found."""
     from gapa_onnx.cli import records, render
-    from gapa_onnx.compiler import writable
+    from gapa_onnx.compiler import known_rows, writable
     from gapa_onnx.data import open_data
     from gapa_onnx.model.load import load
     from gapa_onnx.plan.analyse import analyse, require_convertible
-    from gapa_onnx.plan.targets import read_targets
 
     writable(out)
     plan = analyse(load(model), settings)
     data = open_data(calib, plan.source.inputs, images)
-    if targets is not None:
-        read_targets(targets, plan.heads, data)
+    known_rows(plan, data, settings, given, images)
     batch = next(data.batches(1))
     answer = {
         **records.plan_record(plan),

@@ -17,6 +17,8 @@ ARGUMENTS = frozenset(
         "budget",
         "calib",
         "data",
+        "held_out",
+        "labels",
         "out",
         "output",
         "paper",

@@ -12,7 +12,7 @@ import typer
 
 from gapa_onnx.cli.flags import as_flags, flag
 from gapa_onnx.errors import UserError
-from gapa_onnx.settings import GAUSSIAN_PROCESS, HEADS, PAPER, Settings, choices
+from gapa_onnx.settings import GAUSSIAN_PROCESS, PAPER, PROMISES, Settings, choices
 
 if TYPE_CHECKING:
     from gapa_onnx.data import ImageOptions
@@ -75,8 +75,31 @@ Targets = Annotated[
     typer.Option(
         "--targets",
         metavar="FILE",
-        help="True values of the calibration rows (.npy, .npz, .csv): a noise head is trained on them.",
-        rich_help_panel=HEADS,
+        help="For regression: true values (.npy, .npz, .csv) of the --held-out rows, or of --calib where none are given; "
+        "NaN for rows that the model was fitted to. They scale the variance and teach it the noise, and intervals hold them.",
+        rich_help_panel=PROMISES,
+        show_default=False,
+    ),
+]
+Labels = Annotated[
+    Path | None,
+    typer.Option(
+        "--labels",
+        metavar="FILE",
+        help="For classification: true classes (.npy, .npz, .csv) of the --held-out rows, or of --calib where none are "
+        "given; -1 for rows that the model was fitted to. They calibrate the probabilities, and sets hold them. A few "
+        "hundred suffice.",
+        rich_help_panel=PROMISES,
+        show_default=False,
+    ),
+]
+HeldOut = Annotated[
+    str | None,
+    typer.Option(
+        "--held-out",
+        metavar="PATH",
+        help="Rows that the model was not trained on: what is promised then holds exactly, not approximately.",
+        rich_help_panel=PROMISES,
         show_default=False,
     ),
 ]

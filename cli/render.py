@@ -31,6 +31,7 @@ def conversion(answer: Mapping[str, Any], source: str, data: str, calib: str) ->
         ("source", source),
         ("output", f"{answer['output'] or 'nothing was written: a check failed'}{size}"),
         ("data", f"{record['data']['rows']} rows of {data}, {_dropped(record['data']['dropped'])}"),
+        *_held_out(record["data"]),
         *_images(record.get("images")),
     )
     _trials(record)
@@ -123,6 +124,7 @@ def converted(answer: Mapping[str, Any]) -> None:
         ),
         *_ports(answer),
         ("data", f"{record['data']['rows']} rows, {_dropped(record['data']['dropped'])}"),
+        *_held_out(record["data"]),
         *_images(record.get("images")),
         ("settings", ", ".join(f"{name} {value}" for name, value in record["settings"].items())),
     )
@@ -355,6 +357,16 @@ def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str]]:
             "neighbours are prepared, else K²·d + K³/3",
         ),
     ]
+
+
+def _held_out(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How many rows were fitted to, and how many were for counting alone."""
+    held = data.get("held_out")
+    if held is None:
+        return []
+    apart = "" if held["among"] == "held-out rows" else ", so what is promised is approximate"
+    text = f"{held['fitting']} for fitting, {held['counting']} for nothing but counting"
+    return [("known", f"{held['among']}: {text}{apart}")]
 
 
 def _dropped(count: int) -> str:

@@ -12,14 +12,14 @@ verify     predictions bit-equal, variances sound                   -> list[Chec
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from gapa_onnx.data import Batch, DataSource, ImageOptions, open_data
+from gapa_onnx.data import Batch, DataSource, HeldOut, ImageOptions, hold_out, open_data
 from gapa_onnx.emit.emit import attach, emit
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
@@ -31,6 +31,7 @@ from gapa_onnx.measure.verify import Check, verify
 from gapa_onnx.model.load import SourceModel, load
 from gapa_onnx.model.writing import save
 from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
+from gapa_onnx.plan.labels import read_labels, require_labels
 from gapa_onnx.plan.targets import read_targets
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import BudgetRecord, require
@@ -61,6 +62,8 @@ def convert(
     out: str | os.PathLike[str] | None = None,
     *,
     targets: Any = None,
+    labels: Any = None,
+    held_out: Any = None,
     budget: float | None = None,
     allow_uncovered: bool = False,
     settings: Settings | None = None,
@@ -79,14 +82,15 @@ def convert(
         .parquet, `loader.py:function`), a dict of arrays, an iterable of dicts, or an onnxruntime
         CalibrationDataReader.
     out: where to write; None writes nothing.
-    targets: for regression, the true values of the calibration rows (an array, or a .npy, .npz or .csv
-        file); they set the scale of the variance (`scale`), and a small network on the hidden
-        representation learns the noise in them. NaN for rows that the model was fitted to: what it has
-        learnt by heart says little about its errors.
-    budget: how many times the source model's time the result may take; settings that cost more are made
-        cheaper until it is kept, and what that gives up is recorded.
-    allow_uncovered: write the file also where part of an output varies with the data and gets no variance; the
-        record then says which part. Without it such a part is a failed check.
+    targets: for regression, the true values of the held-out rows, or of the calibration rows where there are
+        none (an array, or a .npy, .npz or .csv file): they set the scale of the variance and teach the noise
+        head, and count the intervals. NaN for rows that the model was fitted to, which say little about its errors.
+    labels: for classification, the true classes of the same rows, -1 for fitted ones: they set a temperature, and
+        count the sets. A few hundred suffice.
+    held_out: rows that the model was not trained on, in any form that `calib` takes: what is promised then
+        holds exactly for inputs like them. One part of them is for fitting, the other for counting alone.
+    budget: how many times the source model's time the result may take; settings that cost more are made cheaper.
+    allow_uncovered: write the file also where part of an output varies with the data and gets no variance.
     settings: a `Settings`; single choices can be given by name instead (`k=20, sites="all"`).
     paper: read the open choices as the paper does.
     images: how images become inputs, beyond what the model's input says; the file remembers it.
@@ -96,8 +100,7 @@ def convert(
     -------
     >>> gapa_onnx.convert("model.onnx", {"x": x_train}, "model.gapa.onnx")
     """
-    settings = replace(settings or Settings(), **choices)
-    settings = settings.as_in_paper() if paper else settings
+    settings = _settings(settings, paper, choices)
     path = None if out is None else writable(Path(out))
 
     source = load(model)
@@ -105,19 +108,56 @@ def convert(
     plan = analyse(source, settings)
     require_convertible(plan, settings)
     data = open_data(calib, source.inputs, images, batch_size)
-    known = {} if targets is None else read_targets(targets, plan.heads, data)
+    held = known_rows(plan, data, settings, (held_out, targets, labels), images, batch_size)
     settings, plan, calibration, spent = _calibrated(plan, data, settings, budget, progress)
-    template = rewrite(plan, calibration, settings, targets=known)
-    numbers = settle(template, calibration, data, settings, known, progress)
-    converted = emit(template, numbers, calibration, settings, spent)
+    template = rewrite(plan, calibration, settings, **_known(held))
+    numbers = settle(template, calibration, data, settings, held, progress)
+    converted = emit(template, numbers, calibration, settings, spent, held)
     checks = _verified(source, converted, calibration, allow_uncovered, progress)
     _tell_uncovered(converted, checks)
     return Conversion(converted, _written(converted, path, checks), plan, calibration, numbers, checks)
 
 
+def _known(held: HeldOut | None) -> dict[str, Any]:
+    """What is known beside the calibration data, as `rewrite` asks for it."""
+    if held is None:
+        return {}
+    return {"targets": held.targets, "labels": held.labels, "held_out": held.exact}
+
+
+def _settings(settings: Settings | None, paper: bool, choices: Mapping[str, Any]) -> Settings:
+    chosen = replace(settings or Settings(), **choices)
+    return chosen.as_in_paper() if paper else chosen
+
+
 def _require_another_file(source: SourceModel, path: Path | None) -> None:
     if path is not None and source.path is not None and path.resolve() == source.path.resolve():
         raise UserError("the output would replace the source model", "choose another name with `out`")
+
+
+def known_rows(
+    plan: Plan,
+    data: DataSource,
+    settings: Settings,
+    given: tuple[Any, Any, Any],
+    images: ImageOptions | None = None,
+    batch_size: int | None = None,
+) -> HeldOut | None:
+    """The rows that promises rest on: those held out, or calibration rows with a known truth; None without either.
+
+    `given` are the held-out rows, targets and labels, as the user gave them.
+    """
+    held_out, targets, labels = given
+    require_labels(settings, labels is not None)
+    if held_out is None and targets is None and labels is None:
+        return None
+    rows, whose = data, "calibration"
+    if held_out is not None:
+        rows, whose = open_data(held_out, plan.source.inputs, images, batch_size), "held-out"
+    numbers = {} if targets is None else read_targets(targets, plan.heads, rows, whose)
+    classes = {} if labels is None else read_labels(labels, plan, rows, whose)
+    errors = settings.max_error is not None or settings.per_class == "yes"
+    return hold_out(rows, None if held_out is None else data, numbers, classes, errors)
 
 
 def _calibrated(

@@ -35,7 +35,9 @@ Link = Annotated[str, "softmax", "sigmoid", "identity"]
 Bridge = Annotated[str, "shared", "per-class"]
 Quadrature = Annotated[str, "latin", "grid", "samples"]
 Score = Annotated[str, "witnesses", "variance", "epistemic", "share"]
-Promise = Annotated[str, "exact", "approximate"]
+Promise = Annotated[str, "lac", "aps", "raps", "error", "interval"]
+RowsAmong = Annotated[str, "held-out rows", "calibration rows"]
+Holds = Annotated[str, "exactly", "approximately"]
 Channels = Annotated[str, "first", "last"]
 Colors = Annotated[str, "rgb", "bgr", "grey"]
 
@@ -51,11 +53,21 @@ class SourceRecord:
 
 
 @dataclass(frozen=True)
+class HeldOutRecord:
+    """The rows that promises rest on, in two parts."""
+
+    fitting: int  #: part A, that temperature, τ and noise were fitted to
+    counting: int  #: part B, that promises were counted on
+    among: RowsAmong  #: apart from the calibration rows, or among them
+
+
+@dataclass(frozen=True)
 class DataRecord:
     """The calibration data."""
 
     rows: int
     dropped: int  #: query rows left out for a NaN or an infinity
+    held_out: HeldOutRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -97,15 +109,12 @@ class PlaceRecord:
     storage_error: float  #: by which s moves at most on held-out rows since the points are rounded
     share_quantiles: Mapping[str, float]  #: of s over the calibration data, each row left out
     mask: str | None = (
-        None  #: tensor that tells padding among its queries: where it is 0, after a ~ where it is not
+        None  #: tensor that tells padding among its queries: where it is 0, after a ~ where not
     )
     joined: tuple[str, ...] = ()  #: tensors of the source whose numbers stand behind those of the query
-    metric: Metric = (
-        "euclidean"  #: of distances between queries; standardised: each number in standard deviations
-    )
-    metrics: Mapping[str, float] = field(
-        default_factory=dict
-    )  #: mean AUROC of strange inputs by each metric that was tried, where it was chosen so
+    metric: Metric = "euclidean"  #: of distances between queries
+    #: mean AUROC of strange inputs by each metric that was tried, where it was chosen so
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +150,7 @@ class ScoreRecord:
     kind: Score
     rows: int  #: that ordinary scores were taken over
     source: str  #: which rows those were
-    promise: Promise  #: exact where nothing was fitted to these rows, so that a p-value keeps what it says
+    holds: Holds  #: exactly where nothing was fitted to these rows, so that a p-value keeps what it says
     ranked: str  #: tensor whose values p-values rank: the score, or the same by shares alone
     quantiles: Mapping[str, float]  #: of what is ranked
     ordinary: str  #: initializer: the sorted scores, in rows
@@ -161,6 +170,30 @@ class NoiseRecord:
     rows: int
     nll: float
     constant_nll: float  #: of the best constant noise
+
+
+@dataclass(frozen=True)
+class TemperatureRecord:
+    """How probabilities were calibrated by labels: logits are divided by the temperature, τ multiplied by a factor."""
+
+    value: float
+    factor: float  #: of τ of every site
+    rows: int  #: whose labels it was fitted to
+    nll: float  #: of these rows with it, in nats per row
+    nll_before: float  #: of the same rows without
+
+
+@dataclass(frozen=True)
+class PromiseRecord:
+    """What a file promises of rows like those that it was counted on."""
+
+    kind: Promise  #: of sets: lac, aps or raps; the error of what is not deferred; an interval
+    level: float  #: the coverage, or the most error
+    rows: int  #: that it was counted on, and that nothing was fitted to
+    holds: Holds  #: exactly for held-out rows; approximately where they are calibration rows
+    tensor: str  #: the initializer with the line at this level
+    table: Mapping[str, tuple[float, ...]]  #: the line, or one for each class, by level
+    confidence: float | None = None  #: with which an error is not exceeded; a coverage holds on average
 
 
 @dataclass(frozen=True)
@@ -200,6 +233,10 @@ class HeadRecord:
     uncovered: str | None = None  #: which part of the output varies with the data and has no variance
     mask: str | None = None  #: tensor that tells padding among its positions, as that of a site
     detection: DetectionRecord | None = None
+    temperature: TemperatureRecord | None = None  #: where labels were given
+    sets: PromiseRecord | None = None
+    deferral: PromiseRecord | None = None
+    intervals: PromiseRecord | None = None
 
     @property
     def score(self) -> ScoreRecord | None:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from gapa_onnx.choices import (
+from gapa_onnx.declarations import (
     CHOICE,
     Choice,
     count,
     count_or_none,
     fraction,
+    fraction_or_none,
     one_of,
     word_or_count,
     word_or_number,
@@ -35,7 +36,14 @@ CACHED_INDEXES = ("auto", "flat", "ivf")  # that find one nearest point
 SCORE_ONLY = "score-only"  # of `sites`: how strange an input is, and no variance of any output
 
 HEADS = "What the outputs mean"  # groups of settings, as help shows them
+PROMISES = "What is promised"
 GAUSSIAN_PROCESS = "Gaussian process"
+
+
+def choices() -> Mapping[str, Choice]:
+    """The declaration of every setting by name, in the order of the fields."""
+    return _CHOICES
+
 
 # ------------------------------------------------------------------------------- the settings
 
@@ -136,6 +144,40 @@ class Settings:
         "full",
         help="Of the elements of an output: variances only, or all of it as OUTPUT_cov.",
         group=HEADS,
+    )
+
+    coverage: float = fraction(
+        default=0.9,
+        metavar="C",
+        help="How many of the sets (OUTPUT_set, with `labels`) or intervals (OUTPUT_lower and OUTPUT_upper, with `targets`) "
+        "hold the truth; `gapa-onnx threshold` changes it.",
+        hint="0.9 leaves the truth out of one set or interval in ten",
+        group=PROMISES,
+    )
+    sets: str = one_of(
+        "lac",
+        "aps",
+        "raps",
+        help="How classes come into a set: each that is probable enough (the smallest sets), the most probable ones up to "
+        "a sum of probabilities (sets that grow where the input is hard), or that with a penalty for many classes.",
+        group=PROMISES,
+    )
+    per_class: str = one_of(
+        "no",
+        "yes",
+        help="Whether the coverage holds for the rows of every class by itself; that needs rows of each.",
+        group=PROMISES,
+    )
+    max_error: float | None = fraction_or_none(
+        metavar="R",
+        help="The most error among the rows that are answered; OUTPUT_defer is true for the others. With `labels`.",
+        group=PROMISES,
+    )
+    confidence: float = fraction(
+        default=0.9,
+        metavar="D",
+        help="With which that error is not exceeded, whatever rows it was counted on.",
+        group=PROMISES,
     )
 
     inducing: str = one_of(
@@ -266,11 +308,6 @@ class Settings:
 
 
 _CHOICES: Mapping[str, Choice] = MappingProxyType({f.name: f.metadata[CHOICE] for f in fields(Settings)})
-
-
-def choices() -> Mapping[str, Choice]:
-    """The declaration of every setting by name, in the order of the fields."""
-    return _CHOICES
 
 
 def _require_consistent(settings: Settings) -> None:

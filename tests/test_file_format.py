@@ -29,9 +29,12 @@ from gapa_onnx.record import (
     BudgetRecord,
     CutRecord,
     DetectionRecord,
+    HeldOutRecord,
     ImageRecord,
     NoiseRecord,
+    PromiseRecord,
     Record,
+    TemperatureRecord,
     TrialRecord,
     parse,
     read,
@@ -70,8 +73,17 @@ def files(digits_file: Path) -> dict[str, onnx.ModelProto]:
         "sites": gapa_onnx.convert(
             MODELS / "digits_mlp.onnx", MODELS / "digits_mlp_calibration.npz", sites="all", **small
         ).model,
+        "labels": gapa_onnx.convert(
+            onnx.load(MODELS / "digits_mlp.onnx"), **labelled_digits(), sets="raps", max_error=0.2, **small
+        ).model,
         "detector": gapa_onnx.convert(yolo_like(size=16), {"images": pictures}, candidates=8, **small).model,
     }
+
+
+def labelled_digits() -> dict[str, Any]:
+    held_out = np.load(HELDOUT)
+    pixels, labels = held_out["pixels"], held_out["labels"]
+    return {"calib": {"pixels": pixels[:200]}, "held_out": {"pixels": pixels[200:]}, "labels": labels[200:]}
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +91,7 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
     """A record that has every field, also those that are optional."""
     record = read(files["classes"])
     head, one = record.heads["logits"], {"0.5": 0.25}  # tables of one line, as each place is damaged in turn
+    promise = PromiseRecord("lac", 0.5, 100, "exactly", "logits/set/threshold", {"0.5": (-0.5,)}, 0.9)
     head = dataclasses.replace(
         head,
         scores={
@@ -89,6 +102,10 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
         uncovered="classes 4..9 of 10 on axis 1 (60%)",
         mask="attention_mask",
         detection=DetectionRecord("logits", 1, 0, 2, "logits", 1, 5, 80, 4, 79, 300),
+        temperature=TemperatureRecord(2.0, 1.25, 400, 0.25, 0.5),
+        sets=promise,
+        deferral=promise,
+        intervals=promise,
     )
     more = {"share_quantiles": one, "mask": "attention_mask", "joined": ("pixels",), "metric": "standardised"}
     more["metrics"] = {"euclidean": 0.75}
@@ -100,6 +117,7 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
     cuts = (CutRecord("loop", "Loop", "no rule"),)
     return dataclasses.replace(
         record,
+        data=dataclasses.replace(record.data, held_out=HeldOutRecord(400, 100, "held-out rows")),
         sites=sites,
         witnesses=witnesses,
         heads={"logits": head},
@@ -115,17 +133,23 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the one table of a section."""
+    """The cells of the one table of a section; a line may describe several things of one kind."""
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| `")]
-    return [[cell.strip() for cell in line] for line in lines]
+    return [
+        [name, *(cell.strip() for cell in line[1:])] for line in lines for name in line[0].strip().split(", ")
+    ]
 
 
 WORDS = {str: "text", int: "integer", float: "number"}
 
 
-def described(kind: Any, place: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Place, type and allowed words of all that an annotated type holds, as the page spells them."""
+def described(
+    kind: Any, place: str, seen: set[type] | None = None
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Place, type and allowed words of all that an annotated type holds, as the page spells them; the fields of a kind
+    of record stand at its first place alone."""
+    seen = set() if seen is None else seen
     origin, optional = get_origin(kind), False
     if origin in (Union, types.UnionType):
         parts = [part for part in get_args(kind) if part is not types.NoneType]
@@ -139,16 +163,19 @@ def described(kind: Any, place: str) -> Iterator[tuple[str, str, tuple[str, ...]
     if dataclasses.is_dataclass(kind):
         if optional:
             yield place, f"object{null}", ()
+        if kind in seen:
+            return
+        seen.add(kind)
         for part in dataclasses.fields(kind):
             hint = get_type_hints(kind, include_extras=True)[part.name]
             inner = f"{place}.{part.name}".lstrip(".")
-            for where, text, words in described(hint, inner):
+            for where, text, words in described(hint, inner, seen):
                 left_out = part.default is None and where == inner
                 yield where, text.replace(" or null", ", optional") if left_out else text, words
     elif origin is tuple:
-        yield from described(get_args(kind)[0], f"{place}[]")
+        yield from described(get_args(kind)[0], f"{place}[]", seen)
     elif origin is Mapping:
-        yield from described(get_args(kind)[1], f"{place}.*")
+        yield from described(get_args(kind)[1], f"{place}.*", seen)
     elif origin is Annotated:
         yield place, f"text{null}", get_args(kind)[1:]
     else:
@@ -380,8 +407,10 @@ def fits(kind: Any, value: Any) -> bool:
         return any(fits(part, value) for part in get_args(kind))
     if origin is Annotated or dataclasses.is_dataclass(kind):
         return False
-    if origin in (tuple, Mapping):
-        return value == ([] if origin is tuple else {})
+    if origin is Mapping:
+        return isinstance(value, dict) and all(fits(get_args(kind)[1], held) for held in value.values())
+    if origin is tuple:
+        return value == []
     if kind is float:
         return type(value) in (int, float) and abs(value) < 1e308
     return type(value) is kind
@@ -432,6 +461,7 @@ def test_an_unknown_field(whole):
         ("{}", "format is missing"),
         ('{"format": null}', "format is null, not 3"),
         ('{"format": 0}', "format is 0, not 3"),
+        ('{"format": 1}', "format is 1, not 3"),
         ('{"format": 2}', "format is 2, not 3"),
         ('{"format": "3"}', 'format is "3", not 3'),
         ('{"format": true}', "format is true, not 3"),

@@ -26,7 +26,7 @@ ROOMS = {
     "progress": "how a long step says how far it is",
     "threads": "one thread, or side by side",
     "strict_json": "JSON to dataclasses, strictly",
-    "choices": "how a setting is declared",
+    "declarations": "how a setting is declared",
     "settings": "every choice of a conversion",
     "record": "what a file says about itself",
     "data": "calibration data: files, rows, batches",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -14,13 +14,20 @@ class Batch(dict[str, Array]):
     """What a model is fed in one run, by input, and how many samples that is.
 
     A batch that is `whole` came so from the user, and is neither cut nor joined with another; its samples are known
-    only from what the model answers, so that `rows` may be None.
+    only from what the model answers, so that `rows` may be None. `constants` are inputs that go along with every row.
     """
 
-    def __init__(self, arrays: Mapping[str, Array], rows: int | None, whole: bool = False):
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        rows: int | None,
+        whole: bool = False,
+        constants: Collection[str] = (),
+    ):
         super().__init__(arrays)
         self.rows = rows
         self.whole = whole
+        self.constants = frozenset(constants)
 
 
 class Batcher:
@@ -49,7 +56,7 @@ class Batcher:
         self.rows += binding.rows
         if not binding.streams:
             self.batches += 1
-            yield Batch(binding.constants, 1)
+            yield Batch(binding.constants, 1, constants=binding.constants)
             return
         for piece in binding.pieces(size):
             shapes = {name: array.shape[1:] for name, array in piece.items()}
@@ -79,7 +86,7 @@ class Batcher:
         if self._pending:
             self._pieces = [{name: array[size:] for name, array in batch.items()}]
             batch = {name: array[:size] for name, array in batch.items()}
-        return Batch(batch | binding.constants, size)
+        return Batch(batch | binding.constants, size, constants=binding.constants)
 
 
 def _same_company(one: Binding, other: Binding) -> bool:

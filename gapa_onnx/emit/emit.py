@@ -6,7 +6,8 @@ The model gets a record, which says how it was made and what its tensors mean; i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ import onnx
 
 from gapa_onnx import __version__
 from gapa_onnx.arrays import Array
+from gapa_onnx.data import HeldOut
 from gapa_onnx.emit.numbers import Numbers, at_sites, file_tensors
 from gapa_onnx.emit.rewrite import SiteTensors, Template
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
 from gapa_onnx.model.splice import prune, splice
 from gapa_onnx.op.contract import CLASSES, DOMAIN
 from gapa_onnx.plan.head import Head
+from gapa_onnx.plan.heads.promises import Promises
 from gapa_onnx.plan.outputs import points_record
 from gapa_onnx.record import (
     FORMAT,
@@ -29,6 +32,7 @@ from gapa_onnx.record import (
     DataRecord,
     DetectionRecord,
     HeadRecord,
+    HeldOutRecord,
     NoiseRecord,
     PlaceRecord,
     Record,
@@ -44,13 +48,28 @@ def emit(
     calibration: Calibration,
     settings: Settings,
     budget: BudgetRecord | None = None,
+    held: HeldOut | None = None,
 ) -> onnx.ModelProto:
     """The converted model, with its record."""
     source = template.plan.source
     additions = _filled(template, numbers)
     model = splice(source.proto, additions, template.outputs, template.functions)
     _loosen_outputs(model, template)
-    attach(model, _record(template, additions, numbers, calibration, settings, budget))
+    record = _record(template, additions, numbers, calibration, settings, budget)
+    if held is not None:
+        record = replace(record, data=replace(record.data, held_out=_held_out_record(held)))
+    attach(model, record)
+    return model
+
+
+def unrecorded(template: Template, numbers: Numbers, wanted: Sequence[str]) -> onnx.ModelProto:
+    """The converted model without its record, with some inner tensors as outputs too."""
+    source = template.plan.source
+    present = {info.name for info in (*source.proto.graph.output, *template.outputs)}
+    more = [onnx.helper.make_empty_tensor_value_info(name) for name in wanted if name not in present]
+    additions = _filled(template, numbers, wanted)
+    model = splice(source.proto, additions, [*template.outputs, *more], template.functions)
+    _loosen_outputs(model, template)
     return model
 
 
@@ -71,22 +90,25 @@ def put_tensor(graph: onnx.GraphProto, name: str, array: Array) -> bool:
     return False
 
 
-def _filled(template: Template, numbers: Numbers) -> onnx.GraphProto:
-    """The template's nodes with their numbers filled in, and without nodes that no output needs."""
+def numbered(template: Template, tensors: Mapping[str, Array]) -> onnx.GraphProto:
+    """The template's nodes, with these numbers in their parameters."""
     additions = onnx.GraphProto()
     additions.CopyFrom(template.additions)
-    numbered = file_tensors(template, numbers)
     for tensor in additions.initializer:
-        if tensor.name in numbered:
+        if tensor.name in tensors:
             kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            tensor.CopyFrom(
-                onnx.numpy_helper.from_array(np.asarray(numbered[tensor.name], kind), tensor.name)
-            )
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(tensors[tensor.name], kind), tensor.name))
+    return additions
+
+
+def _filled(template: Template, numbers: Numbers, wanted: Sequence[str] = ()) -> onnx.GraphProto:
+    """The template's nodes with their numbers filled in, and without nodes that no output and nothing wanted needs."""
+    additions = numbered(template, file_tensors(template, numbers))
     plain = {site.levelled: site.share for site, fit in at_sites(template, numbers.fits) if not fit.damping}
     for node in additions.node:
         for position, name in enumerate(node.input):
             node.input[position] = plain.get(name, name)
-    prune(additions, {info.name for info in template.outputs})
+    prune(additions, {*wanted, *(info.name for info in template.outputs)})
     return additions
 
 
@@ -156,6 +178,11 @@ def _record(
     )
 
 
+def _held_out_record(held: HeldOut) -> HeldOutRecord:
+    among = "held-out rows" if held.exact else "calibration rows"
+    return HeldOutRecord(int(held.fitting.sum()), int(held.counting.sum()), among)
+
+
 def _place(tensors: SiteTensors, fit: SiteFit) -> dict[str, Any]:
     """What the record says of a place."""
     return dict(
@@ -192,7 +219,7 @@ def _head_record(
 ) -> HeadRecord:
     roles = template.roles[head.output]
     classes = "epistemic" in roles
-    noise = numbers.noise.get(head.output)
+    noise, promises = numbers.noise.get(head.output), numbers.promises.get(head.output, Promises())
     return HeadRecord(
         task=head.task.value,
         logits=head.logits,
@@ -207,6 +234,10 @@ def _head_record(
         detection=_detection_record(head, settings),
         noise=None if noise is None else NoiseRecord(noise.rows, noise.nll, noise.constant_nll),
         mask=head.mask,
+        temperature=promises.temperature,
+        sets=promises.sets,
+        deferral=promises.deferral,
+        intervals=promises.intervals,
     )
 
 

@@ -16,6 +16,7 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.emit.rewrite import ScoreKey, SiteTensors, Template
 from gapa_onnx.fit.calibrate import SiteFit
 from gapa_onnx.plan.heads.noise import NoiseHead
+from gapa_onnx.plan.heads.promises import Promises
 from gapa_onnx.record import ScoreRecord
 
 SMALLEST_DAMPING = 1e-6  # stands for b = 0 where the formula must hold: c² τ s to so much of itself
@@ -41,6 +42,7 @@ class Numbers:
     fits: tuple[SiteFit, ...] = field(repr=False)  #: with the τ and A of the file
     scores: Mapping[ScoreKey, ScoreNumbers] = field(default_factory=dict, repr=False)  #: by output and role
     noise: Mapping[str, NoiseHead] = field(default_factory=dict, repr=False)  #: by output
+    promises: Mapping[str, Promises] = field(default_factory=dict, repr=False)  #: by output
     remarks: Mapping[str, str] = field(default_factory=dict)  #: by output: what could not be found, and why
 
 
@@ -55,7 +57,7 @@ def site_tensors(template: Template, fits: Sequence[SiteFit]) -> dict[str, Array
 
 
 def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
-    """All parameters as the file holds them, by name. What could not be found is left out."""
+    """All parameters as the file holds them, by name. What is not found, or not yet, is left out."""
     tensors = site_tensors(template, numbers.fits)
     for site, fit in at_sites(template, numbers.fits):
         if not fit.damping:  # s itself stands there in place of s / (s + 1/b)
@@ -67,8 +69,16 @@ def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
             tensors |= dict(zip((score.witnesses.centre, score.witnesses.slope), found.combination))
         if score.lengths is not None and found.lengths is not None:
             tensors[score.lengths.table] = found.lengths
-    for output, names in template.noise.items():
-        tensors |= numbers.noise[output].tensors(names)
+    return tensors | head_tensors(template, numbers)
+
+
+def head_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
+    """The parameters of noise heads, temperatures and promises, as far as they are known."""
+    tensors: dict[str, Array] = {}
+    for output, head in numbers.noise.items():
+        tensors |= head.tensors(template.noise[output])
+    for output, promises in numbers.promises.items():
+        tensors |= promises.tensors(template.promises[output])
     return tensors
 
 

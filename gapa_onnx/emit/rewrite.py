@@ -33,6 +33,7 @@ from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.candidates import selections
 from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.heads.noise import NoiseTensors
+from gapa_onnx.plan.heads.promises import PromiseTensors
 from gapa_onnx.plan.outputs import Answer, answer, declare, declare_scores, score_answer, with_noise
 from gapa_onnx.plan.scores import ScoreTensors, Testimony
 from gapa_onnx.settings import Settings
@@ -73,6 +74,9 @@ class Template:
     noise: Mapping[str, NoiseTensors]  #: output with targets -> parameters
     cuts: tuple[RefusedNode, ...]  #: nodes behind which outputs count as certain
     witnesses: tuple[SiteTensors, ...] = ()  #: those that a score needs, in the order of the graph
+    promises: Mapping[str, PromiseTensors] = field(
+        default_factory=dict
+    )  #: output -> parameters, and what is ranked
 
     @property
     def places(self) -> tuple[SiteTensors, ...]:
@@ -85,10 +89,12 @@ def rewrite(
     calibration: Calibration,
     settings: Settings,
     targets: Collection[str] = (),
+    labels: Collection[str] = (),
     held_out: bool = False,
 ) -> Template:
-    """Write the variance graph for a plan and its calibration; outputs with targets get a noise head. `held_out` is
-    whether p-values will rank rows that the model was not fitted to."""
+    """Write the variance graph for a plan and its calibration; outputs with targets get a noise head and an interval,
+    those with labels a temperature and sets. `held_out` is whether p-values will rank rows that the model was not fitted
+    to."""
     fits = {fit.site.output: fit for fit in calibration.fits}
     source = plan.source
     tensors = source.tensors
@@ -111,14 +117,14 @@ def rewrite(
     graph = result.graph
     testimony, witnesses = _testimony(plan, graph, calibration, at_sites, held_out)
     prior = {name: float(np.mean(fits[name].prior_var, dtype=np.float64)) for name in own}
-    answers = _answers(plan, result, own, prior, at_sites, settings, targets, testimony)
+    answers = _answers(plan, result, own, prior, at_sites, settings, targets, testimony, labels)
     infos, wanted, roles = _declared(plan, graph, answers)
     spreads, scores = _of_each(answers, "spread"), _scores(answers)
     ranked = [
         value
         for found in answers.values()
         for one in found.scores.values()
-        for value in (one.score, one.ranked)
+        for value in (one.score, one.ranked, one.served)
     ]
     additions = graph.to_proto([*wanted, *spreads.values(), *ranked])
     protect(source, additions)
@@ -134,6 +140,7 @@ def rewrite(
         noise=_of_each(answers, "noise"),
         cuts=result.refused,
         witnesses=_within(additions, witnesses),
+        promises=_of_each(answers, "promises"),
     )
 
 
@@ -161,11 +168,15 @@ def _answers(
     settings: Settings,
     targets: Collection[str],
     testimony: Testimony,
+    labels: Collection[str],
 ) -> dict[str, Answer]:
     """What stands beside each output, in the order of the file."""
     source, graph, answers = plan.source, result.graph, {}
     for output, head in _outputs_with_heads(plan):
-        found = answer(source, graph, head, result.variances, plan.sites, own, settings, prior, testimony)
+        labelled = output.name in labels
+        found = answer(
+            source, graph, head, result.variances, plan.sites, own, settings, prior, testimony, labelled
+        )
         if output.name in targets:
             last = _last_reaching(graph, at_sites, found.roles["var"])
             hidden = graph.tensor(last.queries, np.dtype(np.float32))

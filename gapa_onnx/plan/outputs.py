@@ -8,6 +8,8 @@ entropy, aleatoric, epistemic     y_entropy …   classes; the first is the sum 
 score, pvalue, ood                y_score …     how strange an input is, how rare that is, and whether too rare
 image_score, seq_score, …         y_seq_score … the same of a whole image or sequence whose positions have their own
 aleatoric_var, total_var          y_total_var … regression with a noise head (`heads.noise`)
+set, defer                        y_set …       classes with labels: what is promised (`heads.promises`)
+lower, upper                      y_lower …     regression with targets: the same
 candidates, box_var, class_var    y_box_var …   detectors; all roles but image_score and image_ood per candidate
 """
 
@@ -26,6 +28,14 @@ from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points
 from gapa_onnx.plan.heads.detection import emit_detection
 from gapa_onnx.plan.heads.noise import NoiseTensors, emit_noise
+from gapa_onnx.plan.heads.promises import (
+    PromiseTensors,
+    cooled,
+    emit_deferral,
+    emit_interval,
+    emit_set,
+    joined,
+)
 from gapa_onnx.plan.heads.pvalues import emit_flag, read_p_value
 from gapa_onnx.plan.heads.strangeness import emit_entropy
 from gapa_onnx.plan.scores import (
@@ -55,6 +65,7 @@ class Answer:
     spread: Value | None  #: mean variance, which sites are weighed by; None where there is no score
     noise: NoiseTensors | None = None  #: of the noise head
     scores: dict[str, ScoreValues] = field(default_factory=dict)  #: how strange inputs are, by role
+    promises: PromiseTensors = PromiseTensors()
 
 
 def answer(
@@ -67,11 +78,12 @@ def answer(
     settings: Settings,
     prior: Mapping[str, float] | None = None,
     testimony: Testimony = Testimony(),
+    labelled: bool = False,
 ) -> Answer:
     """Emit all that stands beside one output.
 
     `variances` are those of all tensors, `own` those that are born at each site, by its output, and `prior` the mean
-    prior variance there; `testimony` is what witnesses say.
+    prior variance there; `testimony` is what witnesses say. Classes of `labelled` rows have a temperature, and promises.
     """
     if head.detector is not None:
         born = [(value, (prior or {}).get(name, 1.0)) for name, value in own.items()]
@@ -88,8 +100,9 @@ def answer(
                 covariance = head.derived.covariance(graph, _read(source, graph, head), covariance)
             factor = cholesky(graph, covariance, f"{head.output}/factor")
     spread: Value | None
+    promises = PromiseTensors()
     if head.task in CLASS_TASKS:
-        classes, spread = _classes(source, graph, head, logits_var, factor, settings)
+        classes, spread, promises = _classes(source, graph, head, logits_var, factor, settings, labelled)
         roles |= classes
     else:
         spread = _mean_variance(graph, head, roles["var"], valid_positions_of(source, graph, head.mask))
@@ -102,8 +115,9 @@ def answer(
         scores = strange_by_witnesses(source, graph, head, roles["score"], entropy, testimony)
     else:
         scores = [Scored("score", roles["score"], score_rank(head), settings.score)]
-    found = with_flags(source, graph, head, scores, spread)
-    return Answer({**roles, **found.roles}, found.spread, scores=found.scores)
+    flagged = with_flags(source, graph, head, scores, spread)
+    found = Answer({**roles, **flagged.roles}, flagged.spread, scores=flagged.scores, promises=promises)
+    return _with_sets(source, graph, head, found, settings) if labelled else found
 
 
 def _entropy_of(source: SourceModel, graph: VarianceGraph, head: Head) -> Callable[[], Value] | None:
@@ -119,6 +133,19 @@ def _entropy_of(source: SourceModel, graph: VarianceGraph, head: Head) -> Callab
         return emit_entropy(graph, graph.cast(mean, np.float32), head.link, f"{head.output}/own_entropy")
 
     return emitted
+
+
+def _with_sets(
+    source: SourceModel, graph: VarianceGraph, head: Head, found: Answer, settings: Settings
+) -> Answer:
+    """Add the set of classes, and whether a row is deferred where an error is promised."""
+    probs = found.roles["probs"]
+    chosen, tensors = emit_set(graph, head, probs, settings.sets, class_count(source, head))
+    roles, promises = {**found.roles, "set": chosen}, joined(found.promises, tensors)
+    if settings.max_error is not None:
+        roles["defer"], tensors = emit_deferral(graph, head, probs)
+        promises = joined(promises, tensors)
+    return replace(found, roles=roles, promises=promises)
 
 
 def _detection(
@@ -165,15 +192,19 @@ def declare_scores(value: Value) -> onnx.ValueInfoProto:
 def with_noise(
     source: SourceModel, graph: VarianceGraph, head: Head, answer: Answer, site: str, hidden: Value
 ) -> Answer:
-    """Add the aleatoric and the total variance, by a noise head that reads the queries of a site."""
+    """Add the aleatoric and the total variance, by a noise head that reads the queries of a site, and an interval."""
     output = source.tensors[head.output]
     mean, epistemic = graph.tensor(output.name, output.dtype or np.float32), answer.roles["var"]
     aleatoric, tensors = emit_noise(graph, site, hidden, mean, f"{head.output}/noise")
     aleatoric = graph.cast(aleatoric, epistemic.dtype)
     with graph.scope(f"{head.output}/total_var"):
         total = epistemic + aleatoric
+    bounds, promises = emit_interval(graph, head, mean, total)
     return replace(
-        answer, roles={**answer.roles, "aleatoric_var": aleatoric, "total_var": total}, noise=tensors
+        answer,
+        roles={**answer.roles, "aleatoric_var": aleatoric, "total_var": total, **bounds},
+        noise=tensors,
+        promises=joined(answer.promises, promises),
     )
 
 
@@ -194,21 +225,27 @@ def _classes(
     var: Value,
     factor: Value | None,
     settings: Settings,
-) -> tuple[dict[str, Value], Value]:
+    labelled: bool = False,
+) -> tuple[dict[str, Value], Value, PromiseTensors]:
+    """What a head for classes makes of its logits, their mean variance, and where their temperature is."""
     output, mean = source.tensors[head.tensor], _read(source, graph, head)
     if head.derived is not None:
         with graph.scope(f"{head.output}/logits"):
             mean, var = head.derived.mean(graph, mean), head.derived.var(graph, mean, var)
-    return emit_classes(
+    temperature = PromiseTensors()
+    if labelled:
+        mean, var, factor, temperature = cooled(graph, head, mean, var, factor)
+    roles, spread = emit_classes(
         graph,
         head,
         graph.tensor(output.name, output.dtype or np.float32),
         mean,
         var,
         _options(settings),
-        classes=_class_count(source, head),
+        classes=class_count(source, head),
         factor=factor,
     )
+    return roles, spread, temperature
 
 
 def _read(source: SourceModel, graph: VarianceGraph, head: Head) -> Value:
@@ -220,7 +257,7 @@ def _read(source: SourceModel, graph: VarianceGraph, head: Head) -> Value:
 def points_record(source: SourceModel, head: Head, settings: Settings) -> PointsRecord:
     """The record of the points that uncertainty is split at."""
     correlated = _sees_covariance(head, settings)
-    return head_points(head, _options(settings), _class_count(source, head), correlated=correlated).record
+    return head_points(head, _options(settings), class_count(source, head), correlated=correlated).record
 
 
 def _sees_covariance(head: Head, settings: Settings) -> bool:
@@ -232,7 +269,8 @@ def _options(settings: Settings) -> HeadOptions:
     return HeadOptions(settings.bridge, settings.samples, settings.top_k, settings.score, settings.seed)
 
 
-def _class_count(source: SourceModel, head: Head) -> int | None:
+def class_count(source: SourceModel, head: Head) -> int | None:
+    """The number of classes of an output; None where the model leaves it open."""
     if head.derived is not None and head.derived.classes is not None:
         return head.derived.classes
     shape = source.tensors[head.logits].shape
@@ -277,7 +315,7 @@ def declare(output: onnx.ValueInfoProto, head: Head, role: str, value: Value) ->
         dims.append(dims[-1])
     elif role in ("probs", "tokens") and head.task is Task.TOKENS and head.axis is not None:
         dims[head.axis] = onnx.TensorShapeProto.Dimension()
-    elif role not in ("var", "probs", "aleatoric_var", "total_var"):
+    elif role not in ("var", "probs", "set", "aleatoric_var", "total_var", "lower", "upper"):
         dims = dims[:1] if head.axis is None else dims[: head.axis] + dims[head.axis + 1 :]
     shape = onnx.TensorShapeProto(dim=dims)
     tensor.ClearField("shape")

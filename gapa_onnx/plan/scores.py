@@ -56,6 +56,7 @@ class ScoreTensors:
     kind: str
     score: str  #: before it is levelled over lengths; no number at padding
     ranked: str  #: the same for what p-values rank
+    served: str  #: what p-values rank as the file has it, levelled
     table: TableTensors  #: parameters
     witnesses: WitnessTensors | None = None  #: parameters of their combination, where it is one
     lengths: LengthTensors | None = None  #: where it is levelled over lengths
@@ -68,14 +69,15 @@ class ScoreValues:
     kind: str
     score: Value
     ranked: Value
+    served: Value
     table: TableTensors
     witnesses: WitnessTensors | None
     lengths: LengthTensors | None
 
     @property
     def tensors(self) -> ScoreTensors:
-        score, ranked = self.score.name, self.ranked.name
-        return ScoreTensors(self.kind, score, ranked, self.table, self.witnesses, self.lengths)
+        names = (self.score.name, self.ranked.name, self.served.name)
+        return ScoreTensors(self.kind, *names, self.table, self.witnesses, self.lengths)
 
 
 @dataclass(frozen=True)
@@ -145,13 +147,14 @@ def with_flags(
             ranked = (
                 None if ranked is None else level_score(graph, ranked, told, prefix, logarithmic, lengths)[0]
             )
-        rare, table = emit_p_value(graph, value if ranked is None else ranked, one.rank, prefix)
+        served = value if ranked is None else ranked
+        rare, table = emit_p_value(graph, served, one.rank, prefix)
         flag = emit_flag(graph, rare, table, f"{head.output}/{whose}ood")
         if valid is not None:
             with graph.scope(f"{head.output}/{whose}ood"):
                 flag = graph.emit("And", flag, valid)
         roles |= {one.role: value, f"{whose}pvalue": rare, f"{whose}ood": flag}
-        values[one.role] = ScoreValues(one.kind, whole, before, table, one.witnesses, lengths)
+        values[one.role] = ScoreValues(one.kind, whole, before, served, table, one.witnesses, lengths)
     return Flagged(roles, spread, values)
 
 

@@ -14,12 +14,15 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.plan.head import Head, Task
 
 
-def read_targets(given: Any, heads: Sequence[Head], data: DataSource) -> dict[str, np.ndarray]:
+def read_targets(
+    given: Any, heads: Sequence[Head], data: DataSource, whose: str = "calibration"
+) -> dict[str, np.ndarray]:
     """Targets (rows, …) by output.
 
     Parameters
     ----------
     given: an array for the one regression output, a mapping output -> array, or a .npy, .npz or .csv file.
+    whose: the rows that they belong to: calibration, or held-out.
 
     A NaN stands for an unknown target. Rows that the model was fitted to are best given so: they serve as data
     that it has seen, while the noise is learnt from the other rows.
@@ -31,7 +34,7 @@ def read_targets(given: Any, heads: Sequence[Head], data: DataSource) -> dict[st
             f"targets are for regression, and no output is taken for one ({tasks})",
             "leave `targets` out, or say `task='regression'`",
         )
-    arrays = _arrays(given)
+    arrays = read_arrays(given, "targets")
     if not isinstance(arrays, Mapping):
         if len(outputs) > 1:
             raise UserError(
@@ -56,15 +59,15 @@ def read_targets(given: Any, heads: Sequence[Head], data: DataSource) -> dict[st
         if not len(known_rows(array)):
             raise UserError("none of the targets is a finite number", "give those of some hundred rows")
         if rows is not None:
-            require_rows(array, rows)
+            require_rows(array, rows, whose)
     return dict(arrays)
 
 
-def require_rows(targets: np.ndarray, rows: int) -> None:
+def require_rows(targets: np.ndarray, rows: int, whose: str = "calibration") -> None:
     """Raise UserError where there is not one target for each row."""
     if len(targets) != rows:
         raise UserError(
-            f"there are {len(targets)} targets for {rows} calibration rows",
+            f"there are {len(targets)} targets for {rows} {whose} rows",
             "give one target per row, in the same order",
         )
 
@@ -74,14 +77,15 @@ def known_rows(targets: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.isfinite(targets.reshape(len(targets), -1).astype(np.float64)).all(axis=1))
 
 
-def _arrays(given: Any) -> np.ndarray | dict[str, np.ndarray]:
+def read_arrays(given: Any, name: str) -> np.ndarray | dict[str, np.ndarray]:
+    """An array, or several by name, from memory or a file; `name` is the argument that it was given as."""
     if isinstance(given, Mapping):
         return {name: np.asarray(array) for name, array in given.items()}
     if not isinstance(given, (str, os.PathLike)):
         return np.asarray(given)
     path = Path(given)
     if not path.is_file():
-        raise UserError(f"there is no file {path}", "check the path given to `targets`")
+        raise UserError(f"there is no file {path}", f"check the path given to `{name}`")
     try:
         if path.suffix == ".csv":
             return np.genfromtxt(path, delimiter=",", names=None, skip_header=_header_lines(path))

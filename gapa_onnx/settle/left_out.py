@@ -10,7 +10,7 @@ for them as it would for new rows, with any numbers.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,6 +37,7 @@ class Purpose(enum.IntFlag):
     SCORES = enum.auto()
     SCALING = enum.auto()
     NOISE = enum.auto()
+    COUNTING = enum.auto()
 
 
 ROWS = {
@@ -44,8 +45,9 @@ ROWS = {
     Purpose.SCORES: 2000,  # quantile 0.95 is then known to about half a percent
     Purpose.SCALING: 2000,
     Purpose.NOISE: 20_000,
+    Purpose.COUNTING: 2000,  # coverage 0.9 is then known to about 0.7%
 }
-FROM_TARGETS = Purpose.SCALING | Purpose.NOISE  # only rows whose target is known
+FROM_TRUTH = Purpose.SCALING | Purpose.NOISE | Purpose.COUNTING  # only rows whose target or label is known
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def leave_out(
     calibration: Calibration,
     data: DataSource,
     purposes: Purpose,
-    known: Array | None = None,
+    known: Mapping[Purpose, Array] | None = None,
     *,
     seed: int = 0,
     progress: Progress = silent,
@@ -104,7 +106,7 @@ def leave_out(
     Parameters
     ----------
     purposes: what rows are wanted for.
-    known: positions of the rows with a target, for the purposes that need one.
+    known: positions of the rows that may be taken, for the purposes that not every row is good for.
     """
     wanted = choose(calibration, purposes, known, seed)
     sample, done, total = LeftOutSample(), 0, int(np.count_nonzero(wanted))
@@ -122,7 +124,9 @@ def leave_out(
     return sample
 
 
-def choose(calibration: Calibration, purposes: Purpose, known: Array | None, seed: int) -> Array:
+def choose(
+    calibration: Calibration, purposes: Purpose, known: Mapping[Purpose, Array] | None, seed: int
+) -> Array:
     """The purposes of each row of the data as numbers (rows,); 0 for a row that is not used.
 
     All purposes take the first rows of one random order, so that what is computed for one serves the others too.
@@ -131,12 +135,11 @@ def choose(calibration: Calibration, purposes: Purpose, known: Array | None, see
     generator = np.random.default_rng(seed)
     first = generator.choice(rows, min(rows, _count(calibration, Purpose.WEIGHING)), replace=False)
     order = np.concatenate([first, generator.permutation(np.setdiff1d(np.arange(rows), first))])
-    with_target = order if known is None else order[np.isin(order, known)]
     wanted = np.zeros(rows, np.uint8)
     for purpose in Purpose:
         if purpose in purposes:
-            count = _count(calibration, purpose)
-            wanted[(with_target if purpose in FROM_TARGETS else order)[:count]] |= np.uint8(purpose)
+            good = order[np.isin(order, known[purpose])] if known and purpose in known else order
+            wanted[good[: _count(calibration, purpose)]] |= np.uint8(purpose)
     return wanted
 
 

@@ -1,7 +1,7 @@
 """Rank scores: put witnesses on one scale, and keep what ordinary inputs score.
 
 Everything is found on left-out calibration rows. A score that witnesses make is computed here from their shares; any
-other is read off the graph.
+other is read off the graph. Where rows are held out, those of part B are ranked instead, as the file itself scores them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from dataclasses import replace
 import numpy as np
 
 from gapa_onnx.arrays import Array
+from gapa_onnx.data import HeldOut
 from gapa_onnx.emit.numbers import Numbers, ScoreNumbers
 from gapa_onnx.emit.rewrite import ScoreKey, Template
+from gapa_onnx.errors import UserError
+from gapa_onnx.fit.calibrate import Calibration
 from gapa_onnx.plan.heads.strangeness import WitnessTensors, combined, scales
 from gapa_onnx.plan.scores import ScoreTensors
 from gapa_onnx.record import ScoreRecord, WitnessesRecord
 from gapa_onnx.settings import Settings
+from gapa_onnx.settle.held_out import FileRun, answers_in
 from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample, Purpose
 from gapa_onnx.settle.lengths import LengthFit, fit_lengths
 from gapa_onnx.settle.scores import MOST_ORDINARY, ScoreSample, thinned, threshold_at
@@ -57,6 +61,40 @@ def ranked(
     }
     kept: dict[ScoreKey, ScoreNumbers] = {key: one for key, one in found.items() if one is not None}
     return replace(numbers, scores=kept, remarks={**numbers.remarks, **lost})
+
+
+def ranked_by_held_out(
+    template: Template, calibration: Calibration, held: HeldOut, numbers: Numbers, settings: Settings
+) -> Numbers:
+    """Put the scores of held-out rows, as the file computes them, in the place of those of left-out rows."""
+    names = {key: template.scores[key].served for key in numbers.scores}
+    if not names:
+        return numbers
+    run = FileRun(template, numbers, list(names.values()))
+    samples = {key: ScoreSample(settings.seed) for key in names}
+    rows = 0
+    for positions, answers in answers_in(run, calibration, held, held.counting):
+        rows += len(positions)
+        for key, name in names.items():
+            samples[key].add(answers[name])
+    found = dict(numbers.scores)
+    for key, sample in samples.items():
+        if not len(sample.values):
+            raise UserError("every score of the held-out rows is NaN", "check the data of `held_out`")
+        quantiles = sample.table()
+        record = replace(
+            found[key].record,
+            rows=rows,
+            source="held-out rows",
+            holds="exactly" if len(sample.values) <= rows else "approximately",
+            quantiles=quantiles,
+            threshold=threshold_at(quantiles, settings.ood_quantile),
+        )
+        ordinary = thinned(
+            sample.values, MOST_ORDINARY["rows" if len(sample.values) <= rows else "positions"]
+        )
+        found[key] = replace(found[key], record=record, ordinary=ordinary)
+    return replace(numbers, scores=found)
 
 
 class _Drawn:
@@ -134,8 +172,8 @@ class _Drawn:
             kind=self.tensors.kind,
             rows=rows,
             source=LEFT_OUT,
-            promise="approximate",
-            ranked=self.tensors.ranked,
+            holds="approximately",
+            ranked=self.tensors.served,
             quantiles=quantiles,
             ordinary=table.scores,
             largest=table.largest,

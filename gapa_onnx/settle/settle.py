@@ -2,8 +2,10 @@
 
     weigh       several sites: factors of τ and A, so that each counts in the score
     scale       targets given: τ of all sites, by how far predictions are off
+    temperature labels given: of the logits, and τ of all sites
     rank        the scale of each witness, ordinary scores, and the level of flags
     noise       targets given: σ²(h) of the targets, from residuals beside the left-out variance
+    promises    targets or labels given: sets, intervals and deferral, counted on rows of their own
 
 Each is a function from numbers to numbers; the rows and their left-out shares are the same for all of them.
 """
@@ -16,19 +18,22 @@ from dataclasses import replace
 import numpy as np
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data import DataSource
+from gapa_onnx.data import DataSource, HeldOut
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration
-from gapa_onnx.plan.targets import known_rows, require_rows
+from gapa_onnx.plan.targets import require_rows
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle.left_out import LeftOutSample, Purpose, leave_out
+from gapa_onnx.settle.held_out import take_in
+from gapa_onnx.settle.left_out import FROM_TRUTH, LeftOutSample, Purpose, leave_out
 from gapa_onnx.settle.noise import fit_noise
-from gapa_onnx.settle.ranking import ranked, tensors_of_scores
+from gapa_onnx.settle.promises import Counting, with_promises
+from gapa_onnx.settle.ranking import ranked, ranked_by_held_out, tensors_of_scores
 from gapa_onnx.settle.scaling import scaled_by_targets
 from gapa_onnx.settle.tail import Tail
+from gapa_onnx.settle.temperature import tempered
 from gapa_onnx.settle.weighing import weighed
 
 
@@ -37,34 +42,88 @@ def settle(
     calibration: Calibration,
     data: DataSource,
     settings: Settings,
-    targets: Mapping[str, Array] | None = None,
+    held: HeldOut | None = None,
     progress: Progress = silent,
 ) -> Numbers:
-    """Find the numbers of all parameters of a template. A τ that the user has given stays as it is."""
-    numbers, targets = Numbers(calibration.fits), targets or {}
-    purposes = _purposes(template, settings, targets)
+    """Find the numbers of all parameters of a template. A τ that the user has given stays as it is.
+
+    `held` are rows whose truth may be known, see `data.held_out`.
+    """
+    numbers, targets = Numbers(calibration.fits), held.targets_in(held.fitting) if held else {}
+    purposes = _purposes(template, settings, held)
     if not purposes:
         return numbers
-    for values in targets.values():
-        require_rows(values, calibration.rows)
-    known = np.unique(np.concatenate([known_rows(v) for v in targets.values()])) if targets else None
-    sample = leave_out(calibration, data, purposes, known, seed=settings.seed, progress=progress)
+    sample, fitting = _samples(template, calibration, data, settings, held, purposes, progress)
     scored = tensors_of_scores(template)
     wanted = [*_spreads(template), *_beside_targets(template, targets)]
     tail = Tail(template, wanted or scored)
     if Purpose.WEIGHING in purposes:
         numbers = weighed(template, sample, numbers, tail, settings.seed, progress)
-    if Purpose.SCALING in purposes:
-        numbers = scaled_by_targets(template, sample, numbers, tail, targets, progress)
+    if held is not None:
+        numbers = _scaled(template, fitting, numbers, tail, settings, held, progress)
     if Purpose.SCORES in purposes:
-        by_score = tail if set(scored) <= set(tail.wanted) else Tail(template, scored)
+        same = set(scored) <= set(tail.wanted) and not numbers.promises
+        by_score = tail if same else Tail(template, scored, numbers)
         numbers = ranked(template, sample, numbers, by_score, settings)
     for output, values in targets.items():
-        numbers = _with_noise(template, sample, numbers, tail, output, values, settings, progress)
+        numbers = _with_noise(template, fitting, numbers, tail, output, values, settings, progress)
+    if held is not None:
+        if held.exact:
+            numbers = ranked_by_held_out(template, calibration, held, numbers, settings)
+        numbers = with_promises(Counting(template, calibration, held, sample, settings), numbers)
     return numbers
 
 
-def _purposes(template: Template, settings: Settings, targets: Mapping[str, Array]) -> Purpose:
+def _scaled(
+    template: Template,
+    sample: LeftOutSample,
+    numbers: Numbers,
+    tail: Tail,
+    settings: Settings,
+    held: HeldOut,
+    progress: Progress,
+) -> Numbers:
+    """τ by the truth of part A, unless it was given, and the temperature by its labels."""
+    open_scale = settings.scale == "loo"
+    if held.targets and open_scale:
+        targets = held.targets_in(held.fitting)
+        numbers = scaled_by_targets(template, sample, numbers, tail, targets, progress)
+    if not held.labels:
+        return numbers
+    labels, scaled = held.labels_in(held.fitting), open_scale and not held.targets
+    return tempered(
+        template, sample, numbers, labels, bridge=settings.bridge, scaled=scaled, progress=progress
+    )
+
+
+def _samples(
+    template: Template,
+    calibration: Calibration,
+    data: DataSource,
+    settings: Settings,
+    held: HeldOut | None,
+    purposes: Purpose,
+    progress: Progress,
+) -> tuple[LeftOutSample, LeftOutSample]:
+    """Left-out calibration rows, and the rows that what is known to be true is read from: the same, or held out."""
+    if held is None:
+        sample = leave_out(calibration, data, purposes, seed=settings.seed, progress=progress)
+        return sample, sample
+    if held.exact:
+        of_truth = purposes & FROM_TRUTH & ~Purpose.COUNTING  # which is for the file itself
+        sample = leave_out(calibration, data, purposes & ~FROM_TRUTH, seed=settings.seed, progress=progress)
+        if not of_truth:
+            return sample, sample
+        return sample, take_in(template, calibration, held, held.fitting, of_truth, progress)
+    for values in (*held.targets.values(), *held.labels.values()):
+        require_rows(values, calibration.rows)
+    parts = {Purpose.SCALING: held.fitting, Purpose.NOISE: held.fitting, Purpose.COUNTING: held.counting}
+    known = {purpose: np.flatnonzero(part) for purpose, part in parts.items()}
+    sample = leave_out(calibration, data, purposes, known, seed=settings.seed, progress=progress)
+    return sample, sample
+
+
+def _purposes(template: Template, settings: Settings, held: HeldOut | None) -> Purpose:
     """What left-out rows are needed for."""
     purposes = Purpose(0)
     if template.spreads:
@@ -72,10 +131,10 @@ def _purposes(template: Template, settings: Settings, targets: Mapping[str, Arra
         chosen = any(site.chosen for site in template.plan.sites)
         if len(template.plan.sites) > 1 and settings.scale == "loo" and not chosen:
             purposes |= Purpose.WEIGHING
-    if targets:
-        purposes |= Purpose.NOISE
-        if settings.scale == "loo":
-            purposes |= Purpose.SCALING
+    if held is not None and (held.targets or held.labels):
+        purposes |= Purpose.SCALING | Purpose.COUNTING
+        if held.targets:
+            purposes |= Purpose.NOISE
     return purposes
 
 

@@ -11,7 +11,8 @@ import onnx
 from onnxruntime import InferenceSession
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.emit.numbers import site_tensors
+from gapa_onnx.emit.emit import numbered
+from gapa_onnx.emit.numbers import Numbers, head_tensors, site_tensors
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.fit.calibrate import SiteFit
 from gapa_onnx.model.splice import extract, splice
@@ -26,9 +27,9 @@ HINT = "choose other places with `sites`; the fault is not in the data, so pleas
 
 
 class Tail:
-    """A session that computes some tensors of the template."""
+    """A session that computes some tensors of the template; of `numbers` it has noise heads, temperatures and lines."""
 
-    def __init__(self, template: Template, wanted: Sequence[str]):
+    def __init__(self, template: Template, wanted: Sequence[str], numbers: Numbers | None = None):
         self.template = template
         self.wanted = list(dict.fromkeys(wanted))
         self._session: InferenceSession | None = None
@@ -46,7 +47,10 @@ class Tail:
             for name, shape in shapes.items()
         ]
         source = template.plan.source
-        whole = splice(source.proto, template.additions, (), template.functions)
+        additions = template.additions
+        if numbers is not None:
+            additions = numbered(template, head_tensors(template, numbers))
+        whole = splice(source.proto, additions, (), template.functions)
         part = extract(whole, self.wanted, given)
         options = session_options(optimise=len(part.graph.node) <= MOST_OPTIMISED)
         self._session = open_session(part, "the converted model", options)

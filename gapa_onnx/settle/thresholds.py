@@ -43,7 +43,7 @@ class Threshold:
     rows: int  #: that the quantiles were taken over
     source: str  #: which rows those were
     quantiles: Mapping[str, float]
-    promise: str = "approximate"  #: or exact, where nothing was fitted to these rows
+    holds: str = "approximately"  #: or exactly, where nothing was fitted to these rows
 
     @property
     def name(self) -> str:
@@ -180,7 +180,7 @@ def _scores(record: Record, output: str | None) -> Scores:
 
 def _listed(record: Record) -> tuple[Threshold, ...]:
     return tuple(
-        Threshold(name, role, s.kind, s.quantile, s.threshold, s.rows, s.source, s.quantiles, s.promise)
+        Threshold(name, role, s.kind, s.quantile, s.threshold, s.rows, s.source, s.quantiles, s.holds)
         for (name, role), s in _scores(record, None).items()
     )
 
@@ -213,6 +213,6 @@ def _on_data(
         for name, array in names.filled(kept).items():
             put_tensor(model.graph, name, array)
     return {
-        key: replace(score, rows=rows, source=source.description, quantiles=sample.table(), promise="exact")
+        key: replace(score, rows=rows, source=source.description, quantiles=sample.table(), holds="exactly")
         for (key, score), sample in zip(scores.items(), samples)
     }

@@ -73,7 +73,7 @@ def test_targets_that_are_not_known_count_for_nothing():
     wild = y.copy()
     model = convert(noisy_net(), {"x": x}, targets=wild, m=100, k=20).model
     record = read(model)
-    assert record.heads["y"].noise.rows == 300 and record.data.rows == 600
+    assert record.heads["y"].noise.rows == 200 and record.data.rows == 600
 
 
 def test_a_scale_that_was_given_stays():

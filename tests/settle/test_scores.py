@@ -74,12 +74,14 @@ def test_rows_are_chosen_once_and_fewer_are_among_more():
     model = net()
     rows = np.random.default_rng(2).normal(size=(5000, 3)).astype(np.float32)
     made = steps(model, {"x": rows}, Settings(m=50, k=10))
-    known = np.arange(0, 5000, 2)
-    every = Purpose.WEIGHING | Purpose.SCORES | Purpose.SCALING | Purpose.NOISE
+    even, odd = np.arange(0, 5000, 2), np.arange(1, 1000, 2)
+    known = {Purpose.SCALING: even, Purpose.NOISE: even, Purpose.COUNTING: odd}
+    every = Purpose.WEIGHING | Purpose.SCORES | Purpose.SCALING | Purpose.NOISE | Purpose.COUNTING
     wanted = choose(made.calibration, every, known, seed=3)
     positions = {purpose: np.flatnonzero(wanted & purpose) for purpose in Purpose}
     assert {p: len(found) for p, found in positions.items()} == {
         Purpose.WEIGHING: 500, Purpose.SCORES: 2000, Purpose.SCALING: 2000, Purpose.NOISE: 2500,
+        Purpose.COUNTING: 500,
     }  # fmt: skip
     assert np.isin(positions[Purpose.WEIGHING], positions[Purpose.SCORES]).all()
     assert np.isin(positions[Purpose.SCALING], positions[Purpose.NOISE]).all()

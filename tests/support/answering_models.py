@@ -32,7 +32,7 @@ _SCORE = {
     "kind": "epistemic",
     "rows": 0,
     "source": "by hand",
-    "promise": "approximate",
+    "holds": "approximately",
     "ranked": "y_score",
     "quantiles": {},
     **{name: f"y/score/{name}" for name in ("ordinary", "largest", "count", "level")},

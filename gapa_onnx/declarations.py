@@ -1,4 +1,8 @@
-"""How a setting is declared: what it takes, its default, and what help says of it."""
+"""How a setting is declared: one function for each kind of value, which gives a dataclass field with its check.
+
+What a field takes and means is its `Choice`, kept in the field's metadata: `settings` checks values by it, and the
+command line makes its options of it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ class Choice:
     text: type = str  #: what text is read as before it is checked: str, int or float
 
 
-CHOICE = "choice"  #: the metadata of a field that hold it
+CHOICE = "choice"
 
 
 def _declared(choice: Choice) -> Mapping[str, Choice]:
@@ -119,6 +123,18 @@ def fraction(
         return number
 
     return field(default=default, metadata=_declared(Choice(check, metavar, help, group, float)))
+
+
+def fraction_or_none(*, metavar: str, help: str, group: str | None = None) -> float | None:
+    """A number between 0 and 1, and neither of them, or None, which is the default."""
+
+    def check(name: str, value: object) -> object:
+        number = None if value is None else _number(value)
+        if number is not None and not 0 < number < 1:
+            raise UserError(f"`{name}` is {value}; it must be between 0 and 1", f"or leave `{name}` out")
+        return number
+
+    return field(default=None, metadata=_declared(Choice(check, metavar, help, group, float)))
 
 
 def _whole(name: str, value: object, least: int, hint: str) -> int:
