@@ -381,7 +381,8 @@ def require_described(heads: Mapping[str, HeadRecord], present: Collection[str])
 
 
 def require_thresholds(record: Record, graph: onnx.GraphProto) -> None:
-    """UserError where the level of a score is not a number of the graph, or its ordinary scores are not in it."""
+    """UserError where the level of a score is not a number of the graph, or what it is made of and ranked by is not
+    in it."""
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
     for output, head in record.heads.items():
         for role, score in head.scores.items():
@@ -392,6 +393,22 @@ def require_thresholds(record: Record, graph: onnx.GraphProto) -> None:
                     raise damaged(
                         f"heads.{output}.scores.{role}.{part} is {name!r}, which is not {what} of the graph"
                     )
+            if score.witnesses is not None:
+                _require_witnesses(record, score.witnesses, sizes, f"heads.{output}.scores.{role}.witnesses")
+
+
+def _require_witnesses(
+    record: Record, witnesses: WitnessesRecord, initializers: Collection[str], where: str
+) -> None:
+    """UserError where a score is made of shares that no place has, or by numbers that are not in the graph."""
+    known = {place.share for place in record.places}
+    for share in witnesses.shares:
+        if share not in known:
+            raise damaged(f"{where}.shares holds {share!r}, which is the share of no site or witness")
+    for part in ("centre", "slope"):
+        name = getattr(witnesses, part)
+        if name not in initializers:
+            raise damaged(f"{where}.{part} is {name!r}, which is not an initializer of the graph")
 
 
 def damaged(what: str) -> UserError:

@@ -92,7 +92,7 @@ def test_variance_of_two_stacked_sites_adds_up():
         z1 = MatMul(x, w1)  h1 = Tanh(z1)  z2 = MatMul(h1, w2)  h2 = Relu(z2)  y = MatMul(h2, w3) }"""
     rows = rng.standard_normal((200, 3)).astype(np.float32)
     conversion = gapa_onnx.convert(
-        parse(text, w1=w1, w2=w2, w3=w3), {"x": rows}, sites="all", m=40, k=8, solver="exact"
+        parse(text, w1=w1, w2=w2, w3=w3), {"x": rows}, sites="all", m=40, k=8, solver="exact", metric="euclidean"
     )
     x = 2 * rng.standard_normal((30, 3)).astype(np.float32)
     (y_var,) = run(conversion.model, ["y_var"], x=x)
@@ -119,7 +119,9 @@ def test_queries_of_a_feature_map(layout):
         z = Conv(x, kernel)  h = Relu(z)  y = Conv(h, head) }"""
     rows = rng.standard_normal((120, 2, 5, 5)).astype(np.float32)
     model = parse(text, kernel=kernel, head=head)
-    conversion = gapa_onnx.convert(model, {"x": rows}, sites=f"h:{layout}", m=30, k=6, solver="exact")
+    conversion = gapa_onnx.convert(
+        model, {"x": rows}, sites=f"h:{layout}", m=30, k=6, solver="exact", metric="euclidean"
+    )
     (fit,) = conversion.numbers.fits
     assert fit.site.layout == layout and fit.ceiling == 1
     x = rng.standard_normal((7, 2, 5, 5)).astype(np.float32)
@@ -160,7 +162,8 @@ def test_whitened_metric_against_numpy():
     (fit,) = conversion.numbers.fits
     x = (rng.standard_normal((20, 6)) @ mixing.T + 10).astype(np.float32)
     (y_var,) = run(conversion.model, ["y_var"], x=x)
-    centre, directions = (part.astype(float) for part in fit.whitening)
+    ((centre, directions),) = [block.linear for block in fit.geometry.blocks]
+    centre, directions = centre.astype(float), directions.astype(float)
     covariance = np.cov(((rows - centre) @ directions).T, bias=True)
     assert np.allclose(covariance, np.eye(6), atol=1e-2)  # what whitening is
     q = (x - centre) @ directions
@@ -295,15 +298,15 @@ def test_opsets(opset):
 @pytest.mark.parametrize("rows", [60, 1500])
 def test_an_old_opset_takes_sites_of_unlike_sizes(rows):
     """Before opset 10 a function has its counts written in, and there is one function for all sites. Rows with no
-    unit on are all the same to the second site, which has fewer points for it."""
+    unit on are all the same to the second place, the site, which has fewer points for it than the first, a witness."""
     rng = np.random.default_rng(0)
     text = "net (float[n, 3] x) => (float[n, 2] y) { z = MatMul(x, a)  h = Relu(z)  u = MatMul(h, b)  g = Tanh(u)  y = MatMul(g, c) }"
     model = parse(text, 9, a=rng.normal(size=(3, 2)), b=rng.normal(size=(2, 2)), c=rng.normal(size=(2, 2)))
     x = rng.normal(size=(rows, 3)).astype(np.float32)
     conversion = gapa_onnx.convert(model, {"x": x}, k=8, m=rows)
     assert [check for check in conversion.checks if not check.passed] == []
-    sizes = [len(fit.index.points) for fit in conversion.calibration.fits]
-    assert sizes[1] < sizes[0] == rows
+    ((witness,), (site,)) = conversion.calibration.witnesses, conversion.calibration.fits
+    assert len(site.index.points) < len(witness.index.points) == rows
 
 
 def test_initializers_that_are_listed_as_inputs_stay_constant():

@@ -52,7 +52,9 @@ def files(digits_file: Path) -> dict[str, onnx.ModelProto]:
     """Converted files that together hold all that a file can hold."""
     x, y = noisy_data(300, 1)
     tokens = small_model(
-        "net (float[n, 3, 4] x) => (float[n, 3, 8] y) { z = MatMul(x, a)  h = Tanh(z)  y = MatMul(h, b) }",
+        "net (float[n, 3, 4] x) => (float[n, 3, 8] y) "
+        "{ u = MatMul(x, w)  g = Tanh(u)  z = MatMul(g, a)  h = Tanh(z)  y = MatMul(h, b) }",
+        w=np.random.default_rng(4).normal(size=(4, 4)),
         a=np.random.default_rng(0).normal(size=(4, 16)),
         b=np.random.default_rng(1).normal(size=(16, 8)),
     )
@@ -66,7 +68,10 @@ def files(digits_file: Path) -> dict[str, onnx.ModelProto]:
             noisy_net(), {"x": x}, points="int8", covariance="full", metric="whitened", **small
         ).model,
         "tokens": gapa_onnx.convert(
-            tokens, {"x": sentences}, task="tokens", top_k=4, points="float16", **small
+            tokens, {"x": sentences}, task="tokens", top_k=4, points="float16", witnesses="g", **small
+        ).model,
+        "sites": gapa_onnx.convert(
+            MODELS / "digits_mlp.onnx", MODELS / "digits_mlp_calibration.npz", sites="all", **small
         ).model,
         "labels": gapa_onnx.convert(
             onnx.load(MODELS / "digits_mlp.onnx"), **labelled_digits(), sets="raps", max_error=0.2, **small
@@ -89,8 +94,10 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
     promise = PromiseRecord("lac", 0.5, 100, "exactly", "logits/set/threshold", {"0.5": (-0.5,)}, 0.9)
     head = dataclasses.replace(
         head,
-        score=dataclasses.replace(head.score, quantiles=one, lengths={"slope": 0.5}),
-        image_score=dataclasses.replace(head.score, quantiles=one, lengths={"slope": 0.5}),
+        scores={
+            role: dataclasses.replace(head.score, quantiles=one, lengths={"slope": 0.5})
+            for role in ("score", "image_score", "seq_score")
+        },
         noise=NoiseRecord(1347, 1.5, 1.75),
         uncovered="classes 4..9 of 10 on axis 1 (60%)",
         mask="attention_mask",
@@ -100,17 +107,19 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
         deferral=promise,
         intervals=promise,
     )
-    sites = tuple(
-        dataclasses.replace(site, share_quantiles=one, mask="attention_mask") for site in record.sites
+    more = {"share_quantiles": one, "mask": "attention_mask", "joined": ("pixels",), "metric": "standardised"}
+    more["metrics"] = {"euclidean": 0.75}
+    sites, witnesses = (
+        tuple(dataclasses.replace(place, activation="Relu", **more) for place in places)
+        for places in (record.sites, record.witnesses)
     )
-    more = {"joined": ("pixels",), "metric": "standardised"}
-    sites = tuple(dataclasses.replace(site, **more) for site in sites)
     trial = TrialRecord("auto", "cached", 4000, 50, 1.25, 1.0, 0.05, 0.5, 0.99)
     cuts = (CutRecord("loop", "Loop", "no rule"),)
     return dataclasses.replace(
         record,
         data=dataclasses.replace(record.data, held_out=HeldOutRecord(400, 100, "held-out rows")),
         sites=sites,
+        witnesses=witnesses,
         heads={"logits": head},
         images=ImageRecord(224, 224, "first", "rgb", 1, (0.485, 0.456, 0.406), (0.25,)),
         budget=BudgetRecord(1.5, (trial,)),
@@ -124,10 +133,12 @@ def whole(files: Mapping[str, onnx.ModelProto]) -> Record:
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the one table of a section."""
+    """The cells of the one table of a section; a line may describe several things of one kind."""
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| `")]
-    return [[cell.strip() for cell in line] for line in lines]
+    return [
+        [name, *(cell.strip() for cell in line[1:])] for line in lines for name in line[0].strip().split(", ")
+    ]
 
 
 WORDS = {str: "text", int: "integer", float: "number"}
@@ -171,9 +182,26 @@ def described(
         yield place, f"{WORDS[kind]}{null}", ()
 
 
+def fields_on_page() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Type and allowed words of every field. A witness has the fields of a site but for some, which its one line names."""
+    found = {place: (kind, words) for place, kind, words in described(Record, "")}
+    sites = {
+        place.removeprefix("sites[]."): told for place, told in found.items() if place.startswith("sites[].")
+    }
+    twins = {
+        place.removeprefix("witnesses[]."): told for place, told in found.items() if "witnesses[]." in place
+    }
+    assert twins == {name: sites[name] for name in twins}
+    (line,) = [cells[2] for cells in rows("The record") if cells[0] == "`witnesses[]`"]
+    assert {name for name in sites if f"`{name}`" in line} == sites.keys() - twins.keys()
+    return {place: told for place, told in found.items() if "witnesses[]." not in place} | {
+        "witnesses[]": ("object", ())
+    }
+
+
 def test_every_field_is_described():
     on_page = {cells[0].strip("`"): cells for cells in rows("The record")}
-    expected = {place: (kind, words) for place, kind, words in described(Record, "")}
+    expected = fields_on_page()
     assert set(on_page) == set(expected)
     assert {place: cells[1] for place, cells in on_page.items()} == {p: k for p, (k, _) in expected.items()}
     for place, (_, words) in expected.items():
@@ -205,7 +233,8 @@ def test_operators_are_described():
 
 
 ALWAYS = {
-    "<output>_var", "<output>_score", "<output>_ood", "<output>/score/threshold", "<site>/gapa/share",
+    "<output>_var", "<output>_score", "<output>_pvalue", "<output>_ood", "<output>/score/ordinary",
+    "<output>/score/ordinary/largest", "<output>/score/ordinary/count", "<output>/score/level", "<site>/gapa/share",
     "<site>/gapa/neighbours", "<site>/gapa/<input>", "<site>/gapa/amplitude",
 }  # fmt: skip
 
@@ -227,7 +256,7 @@ def filled(pattern: str, model: onnx.ModelProto) -> set[str]:
     record = read(model)
     if "<site>" in pattern:
         names = set()
-        for site in record.sites:
+        for site in record.sites if pattern.endswith("/amplitude") else record.places:
             ports = [port.name for port in SCHEMAS[site.index].constants] if "<input>" in pattern else [""]
             names |= {pattern.replace("<site>", site.output).replace("<input>", port) for port in ports}
         return names
@@ -267,16 +296,32 @@ def test_every_number_of_a_file_has_a_name_on_the_page(files):
 def test_the_record_names_what_is_there(files):
     for model in files.values():
         record, names = read(model), names_of(model)
+        stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         nodes = {node.name: node for node in model.graph.node}
-        for site in record.sites:
-            assert nodes[site.operator].op_type == SCHEMAS[site.index].name
-            assert nodes[site.operator].output[0] == site.share
-            assert {site.query, site.output} <= names["tensor"]
+        for place in record.places:
+            assert nodes[place.operator].op_type == SCHEMAS[place.index].name
+            assert nodes[place.operator].output[0] == place.share
+            assert {place.query, place.output} <= names["tensor"]
         for head in record.heads.values():
             assert set(head.outputs.values()) <= names["output"]
             assert head.operator is None or nodes[head.operator].op_type == CLASSES.name
-            (threshold,) = [t for t in model.graph.initializer if t.name == head.score.tensor]
-            assert onnx.numpy_helper.to_array(threshold) == np.float32(head.score.threshold)
+            assert {role for role in head.outputs if role.endswith("score")} - {"selected_score"} == set(
+                head.scores
+            )
+            for score in head.scores.values():
+                assert stored[score.level] == np.float32(1 - score.quantile)
+                ordinary = stored[score.ordinary].ravel()[: int(stored[score.count])]
+                np.testing.assert_array_equal(ordinary, np.sort(ordinary))
+                assert np.isfinite(ordinary).all() and np.isinf(stored[score.ordinary][-1]).all()
+                assert len(ordinary) == np.isfinite(stored[score.ordinary]).sum()
+                np.testing.assert_array_equal(stored[score.largest], stored[score.ordinary][:-1, -1])
+                assert score.ranked in names["tensor"] and score.rows > 0
+                if score.witnesses is not None:
+                    columns = [*score.witnesses.shares, *filter(None, [score.witnesses.entropy])]
+                    assert set(columns) <= names["tensor"]
+                    assert {place.share for place in record.places} >= set(score.witnesses.shares)
+                    for part in (score.witnesses.centre, score.witnesses.slope):
+                        assert stored[part].shape == (len(columns),)
         functions = {(function.domain, function.name) for function in model.functions}
         assert {(n.domain, n.op_type) for n in model.graph.node if n.domain == DOMAIN} <= functions
 
@@ -334,10 +379,12 @@ def test_a_missing_field(whole):
     for path, part in parts_of(whole):
         for one in dataclasses.fields(part):
             text = damage(whole, (*path, one.name))
-            if one.default is dataclasses.MISSING:
+            made = one.default_factory
+            if one.default is made is dataclasses.MISSING:
                 refused(text, f"{spelled((*path, one.name))} is missing")
             else:
-                assert getattr(dict(parts_of(parse(text)))[path], one.name) == one.default
+                expected = one.default if made is dataclasses.MISSING else made()
+                assert getattr(dict(parts_of(parse(text)))[path], one.name) == expected
 
 
 WRONG = (None, True, "text", 7, 0.5, math.nan, math.inf, -math.inf, 10**400, [], {}, [[]], {"a": []})
@@ -369,17 +416,23 @@ def fits(kind: Any, value: Any) -> bool:
     return type(value) is kind
 
 
+SCORE = ("heads", "logits", "scores", "score")
+
+
 @pytest.mark.parametrize(
     "path, value, told",
     [
         (("settings", "m"), [1], "settings.m is a list, not text or a whole number or a finite number"),
         (("settings", "jitter"), math.nan, "settings.jitter is NaN"),
         (("sites", 0, "share_quantiles", "0.5"), math.inf, "sites[0].share_quantiles.0.5 is Infinity"),
-        (("sites", 1, "index_settings", "nprobe"), "1", 'sites[1].index_settings.nprobe is "1"'),
+        (("witnesses", 0, "index_settings", "nprobe"), "1", 'witnesses[0].index_settings.nprobe is "1"'),
+        (("witnesses", 0, "scale"), 1.0, "witnesses[0].scale is not known"),
+        (("witnesses", 0, "metrics", "direction"), "1", 'witnesses[0].metrics.direction is "1"'),
         (("sites", 0, "layout"), "row", 'sites[0].layout is "row", not one of rows, positions, pooled, flat'),
         (("sites", 0), 3, "sites[0] is 3, not an object"),
         (("heads", "logits", "outputs", "var"), 3, "heads.logits.outputs.var is 3, not text"),
-        (("heads", "logits", "score", "quantiles", "0.5"), None, "heads.logits.score.quantiles.0.5 is null"),
+        ((*SCORE, "quantiles", "0.5"), None, "heads.logits.scores.score.quantiles.0.5 is null"),
+        ((*SCORE, "witnesses", "shares", 0), None, "heads.logits.scores.score.witnesses.shares[0] is null"),
         (("heads", "logits", "bridge"), "wide", "not one of shared, per-class"),
         (("budget", "trials", 0), [], "budget.trials[0] is a list"),
     ],
@@ -409,6 +462,7 @@ def test_an_unknown_field(whole):
         ('{"format": null}', "format is null, not 3"),
         ('{"format": 0}', "format is 0, not 3"),
         ('{"format": 1}', "format is 1, not 3"),
+        ('{"format": 2}', "format is 2, not 3"),
         ('{"format": "3"}', 'format is "3", not 3'),
         ('{"format": true}', "format is true, not 3"),
         ('{"format": 3.0}', "format is 3.0, not a whole number"),
@@ -494,7 +548,7 @@ def test_commands_on_a_damaged_record(told, whole, command):
     assert_one_sentence(*told(command, newer), f"has format {FORMAT + 1}")
 
 
-OUTPUTS, SCORE = ("heads", "logits", "outputs"), ("heads", "logits", "score")
+OUTPUTS = ("heads", "logits", "outputs")
 ABSENT = [
     ((*OUTPUTS, "var"), "gone", ("run", "verify", "evaluate"), "the output 'gone', which the model does not have"),
     ((*OUTPUTS, "ood"), "gone", ("run", "verify", "evaluate"), "the output 'gone', which the model does not have"),
@@ -507,10 +561,17 @@ ABSENT = [
     (("sites", 0, "operator"), "fc1", ("verify",), "it names the operator 'fc1', which is not in the graph"),
     (("sites", 0, "operator"), "logits_probs", ("verify",), "it names the operator 'logits_probs'"),
     (("heads", "logits", "operator"), "gone", ("verify",), "it names the operator 'gone'"),
-    ((*SCORE, "tensor"), "gone", ("threshold", "move", "hold out", "verify"), "score.tensor is 'gone'"),
-    ((*SCORE, "tensor"), "fc1.weight", ("threshold", "move", "verify"), "which is not a number of the graph"),
-    ((*SCORE, "quantiles"), {}, ("threshold", "move"), "heads.logits.score.quantiles does not go from"),
-    ((*SCORE, "quantiles"), {"half": 1.0}, ("threshold", "move"), "heads.logits.score.quantiles does not go from"),
+    (("witnesses", 0, "operator"), "gone", ("verify",), "it names the operator 'gone', which is not in the graph"),
+    ((*SCORE, "level"), "gone", ("threshold", "move", "hold out", "verify"), "score.level is 'gone'"),
+    ((*SCORE, "level"), "fc1.weight", ("threshold", "move", "verify"), "which is not a number of the graph"),
+    ((*SCORE, "count"), "fc1.weight", ("threshold", "hold out", "verify"), "which is not a number of the graph"),
+    ((*SCORE, "ordinary"), "gone", ("threshold", "move", "hold out", "verify"), "which is not an initializer of the graph"),
+    ((*SCORE, "largest"), "gone", ("threshold", "hold out", "verify"), "which is not an initializer of the graph"),
+    ((*SCORE, "quantiles"), {}, ("threshold", "move"), "heads.logits.scores.score.quantiles does not go from"),
+    ((*SCORE, "quantiles"), {"half": 1.0}, ("threshold", "move"), "scores.score.quantiles does not go from"),
+    ((*SCORE, "ranked"), "gone", ("hold out",), "gone"),
+    ((*SCORE, "witnesses", "slope"), "gone", ("verify",), "gone"),
+    ((*SCORE, "witnesses", "shares"), ["gone"], ("verify",), "gone"),
     (("heads", "logits", "axis"), 7, ("evaluate",), "heads.logits.axis is 7, and the output has 2 axes"),
 ]  # fmt: skip
 

@@ -25,6 +25,7 @@ NAN, INFINITE = float("nan"), float("inf")
 #: By setting: values that it takes, and values at and beyond its bounds that it refuses.
 BOUNDS: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
     "sites": (("auto", "last", "fc1:pooled"), ("", "  ", None)),
+    "witnesses": (("auto", "none", "fc1, fc2:pooled"), ("", "  ", None)),
     "on_unsupported": (("error", "cut"), ("ignore", "")),
     "attention": (("values", "full"), ("keys", "")),
     "mask": (("auto", "none", "~padding"), ("", " ", None)),
@@ -32,7 +33,7 @@ BOUNDS: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
     "task": (("auto", "y=regression,z=none"), ("", " ", None)),
     "candidates": ((1, 300, "all", "12"), (0, -1, "most", None, 1.5)),
     "ood_quantile": ((0.001, 0.95), (0, 1, -0.1, NAN, "half")),
-    "score": (("variance", "epistemic"), ("entropy", "")),
+    "score": (("witnesses", "variance", "epistemic"), ("entropy", "")),
     "bridge": (("shared", "per-class"), ("per_class", "")),
     "samples": ((None, 2, 1000), (1, 0, -5, 2.5)),
     "top_k": ((1, 512), (0, -1, 1.5)),
@@ -50,7 +51,10 @@ BOUNDS: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
     "solver": (("auto", "exact", "cached"), ("lazy", "")),
     "length_scale": (("site", "input", 0.5, "0.5"), (0, -1, "wide", NAN, INFINITE)),
     "scale": (("loo", "none", 2, "2"), (0, -1, "all", NAN, INFINITE)),
-    "metric": (("auto", "euclidean", "whitened", "direction"), ("cosine", "")),
+    "metric": (
+        ("auto", "euclidean", "direction", "whitened", "whitened-direction", "polar", "polar-pair"),
+        ("cosine", "standardised", ""),
+    ),
     "jitter": ((1e-9, 0.5), (0, 1, -1e-6, NAN, "little")),
 }
 ACCEPTED = [(name, value) for name, (taken, _) in BOUNDS.items() for value in taken]

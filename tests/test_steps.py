@@ -81,12 +81,12 @@ def test_digits_mlp(counted):
     conversion = compiler.convert(
         MODELS / "digits_mlp.onnx", MODELS / "digits_mlp_calibration.npz", m=200, k=20
     )
-    assert all(check.passed for check in conversion.checks) and len(conversion.plan.sites) == 2
+    assert all(check.passed for check in conversion.checks) and len(conversion.plan.places) == 2
     assert counted.calls == {
         "propagate": 2, "rewrite": 1, "emit": 1, "verify": 1, "leave_out": 1,
     }  # fmt: skip
     rows = conversion.calibration.rows
-    assert counted.left_out == {site.output: rows for site in conversion.plan.sites}  # each row once
+    assert counted.left_out == {place.output: rows for place in conversion.plan.places}  # each row once
     assert counted.before_verify is not None and counted.before_verify <= 4
     verified = counted.sessions[counted.before_verify :]
     # The source at four levels, the file at two with the library and at four without, operators by themselves.
@@ -104,7 +104,7 @@ def test_diabetes_with_targets(counted):
     assert counted.calls == {
         "propagate": 2, "rewrite": 1, "emit": 1, "verify": 1, "leave_out": 1,
     }  # fmt: skip
-    assert counted.left_out == {site.output: len(x) for site in conversion.plan.sites}
+    assert counted.left_out == {place.output: len(x) for place in conversion.plan.places}
     assert counted.before_verify is not None and counted.before_verify <= 5
     verified = counted.sessions[counted.before_verify :]
     assert len(verified) == len(set(verified))

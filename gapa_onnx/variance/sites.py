@@ -72,7 +72,7 @@ class Site:
     @property
     def query_axes(self) -> int | None:
         """How many axes the queries (…, d) have; None where that is not known."""
-        return 2 if self.layout in (Layout.POOLED, Layout.FLAT) else self.rank
+        return 2 if self.chosen or self.layout in (Layout.POOLED, Layout.FLAT) else self.rank
 
     @property
     def axes(self) -> int:

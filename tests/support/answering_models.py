@@ -15,26 +15,28 @@ from onnx import TensorProto, helper, numpy_helper
 
 _TYPES = {"b": TensorProto.BOOL, "i": TensorProto.INT64, "f": TensorProto.FLOAT}
 KEY = "gapa_onnx"
-EMPTY_SCORE = {
-    "kind": "variance",
-    "rows": 0,
-    "source": "by hand",
-    "quantiles": {},
-    "tensor": "y/score/threshold",
-}
 #: The record of a file that holds nothing yet, as JSON has it.
 EMPTY_RECORD: dict[str, Any] = {
-    "format": 2,
+    "format": 3,
     "version": "0",
     "source": {"file": None, "sha256": "", "opset": 17, "producer": ""},
     "settings": {},
     "data": {"rows": 0, "dropped": 0},
     "sites": [],
+    "witnesses": [],
     "heads": {},
     "cuts": [],
 }
 #: What a head says of its score besides the threshold.
-_SCORE = {"kind": "epistemic", "rows": 0, "source": "by hand", "quantiles": {}, "tensor": ""}
+_SCORE = {
+    "kind": "epistemic",
+    "rows": 0,
+    "source": "by hand",
+    "holds": "approximately",
+    "ranked": "y_score",
+    "quantiles": {},
+    **{name: f"y/score/{name}" for name in ("ordinary", "largest", "count", "level")},
+}
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,8 @@ def answering(
         "outputs": roles,
         **head,
     }
-    if "score" in head:
-        whole["score"] = {**_SCORE, **head["score"]}
     if "score" in whole:
-        whole["score"] = {**EMPTY_SCORE, **whole["score"]}
+        whole["scores"] = {"score": {**_SCORE, **whole.pop("score")}}
     write_record(model, {**EMPTY_RECORD, "heads": {output: whole}})
     onnx.save(model, path)
     rows = len(next(iter(answers.values())))
