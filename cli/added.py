@@ -63,13 +63,13 @@ def promised(head: Mapping[str, Any]) -> list[tuple[str, str]]:
         t = head["temperature"]
         text = f"temperature {t['value']:.4g}, τ times {t['factor']:.3g}, by {t['rows']} labels: {t['nll']:.4g} nats per row"
         found.append(("calibrated", f"{text}, {t['nll_before']:.4g} before"))
-    for name, text in _PROMISES.items():
+    for name, text in PROMISES.items():
         if name in head:
             found.append(("promise", promise_line(head[name], text)))
     return found
 
 
-_PROMISES = {
+PROMISES = {
     "sets": "the true class is in the set of at least {:g} of all rows",
     "deferral": "at most {:g} of the answered rows are wrong",
     "intervals": "the true value is in the interval of at least {:g} of all rows",
@@ -77,7 +77,8 @@ _PROMISES = {
 
 
 def promise_line(promise: Mapping[str, Any], text: str) -> str:
-    sure = f", with confidence {promise['confidence']:g}" if "confidence" in promise else ""
+    """A promise in words; `text` says what of, with a place for its level."""
+    sure = f", with confidence {promise['confidence']:g}" if promise.get("confidence") else ""
     lines = promise["table"][f"{promise['level']:g}"]
     each = ", of every class" if len(lines) > 1 else ""
     holds = f"{promise['holds']}, counted on {promise['rows']} rows ({promise['kind']})"

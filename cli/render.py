@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from gapa_onnx.cli.added import added, threshold_line
+from gapa_onnx.cli.added import PROMISES, added, promise_line, threshold_line
 from gapa_onnx.cli.console import console
 from gapa_onnx.cli.flags import as_flags
 from gapa_onnx.cli.layout import gap, image_text, legend, lines, number, shape_text, size_text, some, table
@@ -146,7 +146,7 @@ def converted(answer: Mapping[str, Any]) -> None:
     lines(*added(record["heads"]), *_uncovered(record))
 
 
-def threshold(entry: Threshold, levels: Sequence[str], written: str | None) -> None:
+def threshold(entry: Threshold, levels: Sequence[str]) -> None:
     """Where the line of one output is, and where it could be."""
     lines((entry.name, threshold_line(vars(entry))))
     rows = [
@@ -156,7 +156,17 @@ def threshold(entry: Threshold, levels: Sequence[str], written: str | None) -> N
     ]
     table("thresholds by quantile", ("Quantile", "#Score", "#Flags of ordinary inputs"), rows)
     gap()
-    lines(("written", written) if written else ("next", "--quantile Q moves the line"))
+
+
+def promised(entries: Sequence[tuple[str, str, Mapping[str, Any]]], written: str | None) -> None:
+    """What a file promises, the levels that it can be moved to, and what to do next."""
+    for output, name, promise in entries:
+        levels = sorted(promise["table"], key=float)
+        lines((output, promise_line(promise, PROMISES[name])))
+        lines(("", f"can be moved between {levels[0]} and {levels[-1]}"))
+    options = ["--quantile Q moves the line"]
+    options += ["--coverage C or --max-error R what is promised"] if entries else []
+    lines(("written", written) if written else ("next", ", ".join(options)))
 
 
 def checks(entries: Iterable[Mapping[str, Any]]) -> None:

@@ -29,6 +29,13 @@ _TITLES = {
     "coverage50": "50%",
     "coverage90": "90%",
     "coverage95": "95%",
+    "promised": "Promised",
+    "coverage": "Coverage",
+    "set_size": "Size",
+    "width": "Width",
+    "answered": "Answered",
+    "error": "Error",
+    "rows": "Rows",
     "auroc": "AUROC",
     "aupr": "AUPR",
     "fpr95": "FPR95",
@@ -63,6 +70,8 @@ def evaluation(found: Evaluation) -> None:
     lines(("file", f"{found.file}, output {found.output}, {found.task}"))
     lines(("data", f"{found.rows} rows{strange}"))
     _rows("predictions", "", found.metrics)
+    for name, groups in found.promises.items():
+        _rows(_PROMISES[name], "rows", _worst(groups))
     sets = found.ood_sets if len(found.ood_sets) > 1 else {}
     _rows("telling the OOD set from the data" if not sets else "telling all OOD sets from the data",
           "score", _named(found.detection))  # fmt: skip
@@ -76,6 +85,22 @@ def evaluation(found: Evaluation) -> None:
         lines(("cost", f"{found.cost.ratio:.2f} times the source"))
     for text in found.notes:
         lines(("note", as_flags(text)))
+
+
+_PROMISES = {
+    "sets": "sets: how often the true class is inside",
+    "deferral": "deferral: how often what is answered is wrong",
+    "intervals": "intervals: how often the true value is inside",
+}
+MOST_CLASSES = 10
+
+
+def _worst(groups: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
+    """The groups, of many classes those that fare worst."""
+    classes = [name for name in groups if name.startswith("class ")]
+    classes.sort(key=lambda name: (groups[name].get("coverage", 1.0), -groups[name].get("error", 0.0)))
+    left_out = set(classes[MOST_CLASSES:])
+    return {name: values for name, values in groups.items() if name not in left_out}
 
 
 def next_steps(
@@ -162,4 +187,6 @@ def _rows(title: str, heading: str, rows: Mapping[str, Mapping[str, float | str]
 def _number(value: float | str | None) -> str:
     if value is None or isinstance(value, str):
         return value or ""
+    if isinstance(value, int):
+        return str(value)
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.4g}"

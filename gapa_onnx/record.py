@@ -411,6 +411,21 @@ def _require_witnesses(
             raise damaged(f"{where}.{part} is {name!r}, which is not an initializer of the graph")
 
 
+def require_promises(record: Record, graph: onnx.GraphProto) -> None:
+    """UserError where a promise has no line at its level, or its lines do not fit an initializer of the graph."""
+    sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+    for output, head in record.heads.items():
+        promises = {"sets": head.sets, "deferral": head.deferral, "intervals": head.intervals}
+        for name, promise in promises.items():
+            if promise is None:
+                continue
+            place = f"heads.{output}.{name}"
+            if f"{promise.level:g}" not in promise.table:
+                raise damaged(f"{place}.table has no line at the level {promise.level:g}")
+            if not all(len(line) == sizes.get(promise.tensor) for line in promise.table.values()):
+                raise damaged(f"{place}.tensor is {promise.tensor!r}, which the lines do not fit")
+
+
 def damaged(what: str) -> UserError:
     """The error of a record that does not fit its description, or its file."""
     return UserError(

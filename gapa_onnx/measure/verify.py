@@ -28,6 +28,7 @@ from gapa_onnx.record import (
     require,
     require_described,
     require_outputs,
+    require_promises,
     require_thresholds,
 )
 from gapa_onnx.sessions.inference import as_array
@@ -83,6 +84,7 @@ def _require_described(record: Record, converted: onnx.ModelProto) -> None:
     classes = {output: head for output, head in record.heads.items() if "probs" in head.outputs}
     require_outputs(classes, present, roles=HEAD_ROLES)
     require_thresholds(record, converted.graph)
+    require_promises(record, converted.graph)
 
 
 def _same_outputs(names: Sequence[str], before: Sequence[Batch], after: Sequence[Batch], level: str) -> Check:

@@ -22,8 +22,8 @@ from gapa_onnx.record import DetectionRecord, HeadRecord, ImageRecord, damaged, 
 from gapa_onnx.sessions.feeding import Feeding, feeding
 from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 
-_CLASS_ROLES = ("probs", "tokens", "entropy", "epistemic", "score", "ood")
-_NUMBER_ROLES = ("var", "total_var", "score", "ood")
+_CLASS_ROLES = ("probs", "tokens", "entropy", "epistemic", "score", "ood", "set", "defer")
+_NUMBER_ROLES = ("var", "total_var", "score", "ood", "lower", "upper")
 _BOX_ROLES = (
     "candidates", "probs", "objectness", "box_var", "entropy", "epistemic", "score", "ood",
     "image_score", "image_ood",
@@ -88,6 +88,12 @@ class ConvertedFile:
     answered: Answered
     provenance: Mapping[str, Any] = field(repr=False)
     images: ImageRecord | None = None  #: how images became inputs when it was calibrated
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        """What the record says of the output."""
+        head: Mapping[str, Any] = self.provenance["heads"][self.answered.output]
+        return head
 
     def batches(self, data: Feeding) -> Iterator[tuple[int, dict[str, Array], dict[str, Array]]]:
         """First row, inputs by name and answers by role, batch after batch."""

@@ -21,6 +21,7 @@ from gapa_onnx.measure.evaluation.metrics import (
     log_loss_rows,
     reliability,
 )
+from gapa_onnx.measure.evaluation.promises import set_columns
 from gapa_onnx.measure.evaluation.rows import (
     VALID,
     Columns,
@@ -66,13 +67,13 @@ def class_columns(
     for side, values in probs.items():
         columns[f"{side}/predicted"] = values.argmax(axis=1)
     if labels is None:
-        return columns
+        return {**columns, **set_columns(found, None)}
     target = class_labels(labels, (), probs["gapa"].shape[1], start)[:, 0]
     for side, values in probs.items():
         columns[f"{side}/confidence"] = values.max(axis=1)
         columns[f"{side}/nll"] = log_loss_rows(values, target)
         columns[f"{side}/brier"] = brier_rows(values, target)
-    return {**columns, "target": target}
+    return {**columns, **set_columns(found, target), "target": target}
 
 
 def class_findings(columns: Columns) -> Findings:

@@ -18,6 +18,7 @@ from gapa_onnx.measure.evaluation import metrics
 from gapa_onnx.measure.evaluation.answers import ConvertedFile, open_converted
 from gapa_onnx.measure.evaluation.collection import columns_of
 from gapa_onnx.measure.evaluation.judges import judge_of, prepared
+from gapa_onnx.measure.evaluation.promises import kept
 from gapa_onnx.measure.evaluation.result import Cost, Evaluation, Shift
 from gapa_onnx.measure.evaluation.rows import (
     FLAGGED,
@@ -272,6 +273,7 @@ def _summary(
         ood_sets={name: _detection(scores, scores_in(columns)) for name, columns in outside.sets.items()},
         risk=found.risk,
         left_out=left_out,
+        promises=kept(converted.head, inside.columns, everything["ood"]),
         notes=(*found.notes, *lost, *([] if sentence is None else [sentence])),
     )
 

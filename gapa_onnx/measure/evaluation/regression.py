@@ -21,6 +21,7 @@ from gapa_onnx.measure.evaluation.metrics import (
     gaussian_crps,
     gaussian_log_loss,
 )
+from gapa_onnx.measure.evaluation.promises import interval_columns
 from gapa_onnx.measure.evaluation.result import Intervals
 from gapa_onnx.measure.evaluation.rows import (
     VALID,
@@ -54,11 +55,12 @@ def number_columns(
     columns |= {"first/mean": mean[:, 0], "first/std": np.sqrt(total[:, 0])}
     columns["elements"] = np.full(count, mean.shape[1])
     if labels is None:
-        return columns
+        return {**columns, **interval_columns(found, None)}
     target = target_values(labels, found[MEAN].shape[1:], start)
     kept = kept_elements(mean.shape[1], rows)
     return {
         **columns,
+        **interval_columns(found, target),
         "mean": mean[:, kept],
         "std": np.sqrt(total[:, kept]),
         "target": target[:, kept],

@@ -113,3 +113,5 @@ class Evaluation:
     #: "data" and "ood" -> rows that no number counts, because the file answers with NaN there
     left_out: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  #: sentences for people: what is missing here, and why
+    #: "sets", "deferral" and "intervals" -> group of rows -> what is promised and what was found
+    promises: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)

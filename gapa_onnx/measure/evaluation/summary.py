@@ -24,6 +24,7 @@ _NUMBERS = (
     "flagged",
     "threshold",
     "left_out",
+    "promises",
     "notes",
 )
 

@@ -72,7 +72,7 @@ class Promises:
 
 def line_of(promise: PromiseRecord) -> Array:
     """The numbers that a promise is kept by at its level: one, or one for each class."""
-    line = np.array(promise.table[f"{promise.level:g}"])
+    line: Array = np.array(promise.table[f"{promise.level:g}"])
     return line if len(line) > 1 else line[0]
 
 

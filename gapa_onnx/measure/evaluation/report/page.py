@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
 from gapa_onnx.measure.evaluation.report import figures as draw
-from gapa_onnx.measure.evaluation.report import pictures, regression, shifts, wording
+from gapa_onnx.measure.evaluation.report import pictures, promises, regression, shifts, wording
 from gapa_onnx.measure.evaluation.report.drawing import Figure, inline_svg
 from gapa_onnx.measure.evaluation.report.making import making
 from gapa_onnx.measure.evaluation.report.markup import cards, section, table, text
@@ -28,6 +28,7 @@ def page(evaluation: Evaluation) -> str:
         for part in (
             _header(evaluation),
             _quality(evaluation),
+            promises.promises(evaluation),
             _detection(evaluation),
             _shifts(evaluation),
             _segmentation(evaluation.segmentation[: pictures.MOST_MAPS]),

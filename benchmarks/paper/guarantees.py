@@ -1,0 +1,360 @@
+"""What converted files promise, counted on rows that they have never seen: coverage, width, size, error.
+
+    python benchmarks/paper/guarantees.py [--quick] [--data DIR] [--cifar cifar10.npz] [--only NAME …] [--splits 20]
+
+One network per data set; what varies from split to split is which unseen rows are held out for the conversion and
+which are for the table. Sites are fitted once per network, everything else is found again in each split.
+
+Regression (protein, kin8nm, naval, airline, taxi): six tenths of the rows train a network of 50 units; of the others
+half, at most 4000, are held out with their targets. Coverage 0.9, two kinds of interval:
+
+    normalised    those of the file: y ± factor · sqrt(y_total_var)
+    unscaled      y ± the quantile of all held-out residuals, the same width everywhere
+
+    winkler       width + 20 · what a target lies beyond its interval, the mean; `error` is its standard error
+
+Classification: 500 labelled rows are held out. Networks: the paper's on MNIST (coverage 0.99) and Fashion-MNIST (0.95),
+and with --cifar the four ResNets (0.95), whose last layer is converted by itself: it reads what their only site compares.
+
+    file          probabilities of the file, sets by each of LAC, APS, RAPS; answered and error with --max-error 0.05
+                  and 2000 labels
+    temperature   temperature scaling by the same 500 labels
+
+Writes results/guarantees.csv, line by line; what is there already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
+
+import gapa_onnx
+from gapa_onnx.data import hold_out, open_data
+from gapa_onnx.emit.emit import emit
+from gapa_onnx.emit.rewrite import rewrite
+from gapa_onnx.fit.calibrate import calibrate
+from gapa_onnx.measure.evaluation.metrics import bin_sums, expected_calibration_error
+from gapa_onnx.model.load import load
+from gapa_onnx.plan.analyse import analyse
+from gapa_onnx.settings import Settings
+from gapa_onnx.settle.conformal import line_at
+from gapa_onnx.settle.settle import settle
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from backbones import CACHE, DATA, classifier, images  # noqa: E402
+from lines import Lines, machine, say  # noqa: E402
+
+REGRESSION = {
+    "protein": "protein-tertiary-structure",
+    "kin8nm": "kin8nm",
+    "naval": "naval-propulsion-plant",
+    "airline": "airline_nyc13",
+    "taxi": "taxi_green_2022_01",
+}
+COVERAGE = {"mnist": 0.99, "fashion_mnist": 0.95} | {f"resnet{depth}": 0.95 for depth in (20, 32, 44, 56)}
+LABELS, MANY_LABELS, MAX_ERROR = 500, 2000, 0.05
+MOST_ROWS, MOST_HELD_OUT, MOST_TEST = 50_000, 4000, 5000
+CALIBRATION_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A network with its sites fitted, from which files for any held-out rows are made."""
+
+    model: onnx.ModelProto
+    calib: np.ndarray
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        source = load(self.model)
+        plan = analyse(source, self.settings)
+        data = open_data({source.inputs[0].name: self.calib}, source.inputs)
+        made = {"_plan": plan, "_data": data, "_calibration": calibrate(plan, data, self.settings)}
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+
+    def file(self, rows: np.ndarray, truth: dict[str, dict[str, np.ndarray]], settings: Settings) -> Answers:
+        """The file for these held-out rows and their truth, as `convert` makes it."""
+        plan, data, calibration = (getattr(self, name) for name in ("_plan", "_data", "_calibration"))
+        inputs = plan.source.inputs
+        errors = settings.max_error is not None
+        held = hold_out(open_data({inputs[0].name: rows}, inputs), data, **truth, errors=errors)
+        template = rewrite(plan, calibration, settings, held.targets, held.labels)
+        numbers = settle(template, calibration, data, settings, held)
+        return Answers(emit(template, numbers, calibration, settings, held=held))
+
+
+class Answers:
+    """What a file answers, by the name of the output."""
+
+    def __init__(self, model: onnx.ModelProto):
+        self._session = gapa_onnx.session(model.SerializeToString())
+        self._names = [value.name for value in self._session.get_outputs()]
+
+    def __call__(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        name = self._session.get_inputs()[0].name
+        parts = [self._session.run(self._names, {name: x[k : k + 1000]}) for k in range(0, len(x), 1000)]
+        return {name: np.concatenate(part) for name, part in zip(self._names, zip(*parts))}
+
+
+Line = dict[str, Any]
+
+
+# ------------------------------------------------------------------------------- regression
+
+
+def regression_lines(name: str, options: argparse.Namespace) -> Iterator[Line]:
+    with np.load(options.data / "regression" / f"{REGRESSION[name]}.npz") as arrays:
+        x, y = arrays["x"].astype(np.float32), arrays["y"].astype(np.float64).reshape(-1)
+    # Some rows are there twice; a row that the network was trained on is none to hold out.
+    order = np.random.default_rng(0).permutation(np.unique(x, axis=0, return_index=True)[1])[:MOST_ROWS]
+    fitted, unseen = order[: int(0.6 * len(order))], order[int(0.6 * len(order)) :]
+    settings = Settings(task="regression")
+    net = Fitted(_network(name, x[fitted], y[fitted], options), x[fitted][:CALIBRATION_ROWS], settings)
+    for split in range(options.splits):
+        rows = np.random.default_rng(1000 + split).permutation(unseen)
+        held, test = np.split(rows, [min(len(rows) // 2, MOST_HELD_OUT)])
+        test = test[:MOST_TEST]
+        file = net.file(x[held], {"targets": {"y": y[held][:, None]}}, replace(settings, seed=split))
+        known, found = file(x[held]), file(x[test])
+        mean = found["y"][:, 0].astype(np.float64)
+        line = line_at(np.abs(y[held] - known["y"][:, 0]), 0.9)
+        bounds = {
+            "normalised": (found["y_lower"][:, 0], found["y_upper"][:, 0]),
+            "unscaled": (mean - line, mean + line),
+        }
+        for method, (lower, upper) in bounds.items():
+            key = {"data": name, "split": split, "method": method}
+            yield (
+                key | _judged(lower, upper, y[test]) | {"nominal": 0.9, "rows": len(held), "test": len(test)}
+            )
+
+
+def _network(name: str, x: np.ndarray, y: np.ndarray, options: argparse.Namespace) -> onnx.ModelProto:
+    """The network of a data set, trained unless it is in the cache."""
+    path = CACHE / ("quick" if options.quick else "guarantees") / f"{name}.onnx"
+    if not path.exists():
+        import torch
+        from regression_networks import Units, as_onnx, train
+
+        say(f"training the network of {name}")
+        torch.set_num_threads(1)
+        units = Units.of(x, y)
+        size, steps = (100 if name == "protein" else 50), (500 if options.quick else 4000)
+        bundle = train(units.rows(x), units.targets(y), size, [1e-5], [0.0], seed=0, steps=steps)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(as_onnx(bundle, units), path)
+    return onnx.load(path)
+
+
+def _judged(lower: np.ndarray, upper: np.ndarray, y: np.ndarray) -> Line:
+    lower, upper = lower.astype(np.float64), upper.astype(np.float64)
+    scores = upper - lower + 20 * (np.maximum(lower - y, 0) + np.maximum(y - upper, 0))
+    return {
+        "coverage": round(float(((lower <= y) & (y <= upper)).mean()), 5),
+        "size": round(float((upper - lower).mean()), 7),
+        "winkler": round(float(scores.mean()), 7),
+    }
+
+
+# --------------------------------------------------------------------------- classification
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A classifier, rows like those of its training, and labelled rows that it has not seen."""
+
+    model: onnx.ModelProto
+    calib: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+
+
+def class_lines(name: str, options: argparse.Namespace) -> Iterator[Line]:
+    task, settings = _labelled(name, options), Settings(task="classification", coverage=COVERAGE[name])
+    net = Fitted(task.model, task.calib, settings)
+    (output,) = [value.name for value in task.model.graph.output]
+    for split in range(options.splits):
+        order = np.random.default_rng(split).permutation(len(task.x))
+        held, test = order[:LABELS], order[LABELS:]
+        for kind in ("lac", "aps", "raps"):
+            labels = {"labels": {output: task.y[held]}}
+            file = net.file(task.x[held], labels, replace(settings, sets=kind, seed=split))
+            found, true = file(task.x[test]), task.y[test]
+            chosen = found[f"{output}_set"]
+            line = {"data": name, "split": split, "method": f"file, {kind}"}
+            line |= _probable(found[f"{output}_probs"], true)
+            line |= {
+                "coverage": round(float(chosen[np.arange(len(true)), true].mean()), 5),
+                "size": round(float(chosen.sum(axis=1).mean()), 5),
+                "nominal": COVERAGE[name],
+                "empty": int((~chosen.any(axis=1)).sum()),
+                "argmax_changed": int((found[f"{output}_probs"].argmax(1) != found[output].argmax(1)).sum()),
+            }
+            yield line | {"rows": len(held), "test": len(test)}
+        known = file(task.x[held])[output]
+        temperature = _temperature(known.astype(np.float64), task.y[held])
+        scaled = np.exp(log_softmax(found[output].astype(np.float64) / temperature, axis=1))
+        line = {"data": name, "split": split, "method": "temperature"}
+        yield line | _probable(scaled, true) | {"rows": len(held), "test": len(test)}
+        yield _deferred(net, task, output, order, settings, split, name)
+
+
+def _deferred(
+    net: Fitted, task: Labelled, output: str, order: np.ndarray, settings: Settings, split: int, name: str
+) -> Line:
+    """How many rows are answered where an error is promised, and how many of these wrongly."""
+    held, test = order[:MANY_LABELS], order[MANY_LABELS:]
+    choices = replace(settings, max_error=MAX_ERROR, seed=split)
+    found = net.file(task.x[held], {"labels": {output: task.y[held]}}, choices)(task.x[test])
+    answered = ~found[f"{output}_defer"]
+    wrong = (found[output].argmax(axis=1) != task.y[test])[answered]
+    line = {"data": name, "split": split, "method": "deferral", "nominal": MAX_ERROR}
+    line |= {"answered": round(float(answered.mean()), 5), "error": round(float(wrong.mean()), 5)}
+    return line | {"rows": len(held), "test": len(test)}
+
+
+def _probable(probs: np.ndarray, true: np.ndarray) -> Line:
+    right = probs.argmax(axis=1) == true
+    losses = -np.log(np.maximum(probs[np.arange(len(true)), true].astype(np.float64), 1e-30))
+    ece = expected_calibration_error(bin_sums(probs.max(axis=1), right))
+    return {
+        "accuracy": round(float(right.mean()), 5),
+        "nll": round(float(losses.mean()), 6),
+        "ece": round(ece, 6),
+    }
+
+
+def _temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+    def loss(log: float) -> float:
+        return -float(log_softmax(logits / math.exp(log), axis=1)[np.arange(len(labels)), labels].mean())
+
+    return math.exp(minimize_scalar(loss, bounds=(-3, 3), method="bounded").x)
+
+
+def _labelled(name: str, options: argparse.Namespace) -> Labelled:
+    if name.startswith("resnet"):
+        return _last_layer(name, options)
+    data = images(name, options.data)
+    epochs = {"mnist": 10, "fashion_mnist": 12}[name]
+    model = onnx.load(classifier(name, 0, options.data, 2 if options.quick else epochs))
+    return Labelled(
+        model, data["x_train"][:CALIBRATION_ROWS], data["x_test"], data["y_test"].astype(np.int64)
+    )
+
+
+def _last_layer(name: str, options: argparse.Namespace) -> Labelled:
+    """The last layer of a ResNet, and what it reads: computed once, and kept in the cache."""
+    path = CACHE / "guarantees" / f"{name}.npz"
+    if not path.exists():
+        from cifar.nets import FEATURES, resnet, with_features
+
+        say(f"running {name}")
+        weights = np.load(options.data / "cifar" / f"{name}.npz")
+        session = ort.InferenceSession(with_features(resnet(weights)).SerializeToString())
+        mean, std = np.float32((0.485, 0.456, 0.406)), np.float32((0.229, 0.224, 0.225))
+
+        def features(x: np.ndarray) -> np.ndarray:
+            parts = [x[k : k + 100].astype(np.float32) / 255 for k in range(0, len(x), 100)]
+            fed = [np.ascontiguousarray(((part - mean) / std).transpose(0, 3, 1, 2)) for part in parts]
+            return np.concatenate([session.run([FEATURES], {"x": one})[0] for one in fed])
+
+        with np.load(options.cifar) as data:
+            train, test, y = data["x_train"][:CALIBRATION_ROWS], data["x_test"], data["y_test"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        last = {"weight": weights["linear.weight"], "bias": weights["linear.bias"]}
+        np.savez(path, train=features(train), test=features(test), y=y.astype(np.int64), **last)
+    with np.load(path) as kept:
+        arrays = dict(kept)
+    return Labelled(_gemm(arrays["weight"], arrays["bias"]), arrays["train"], arrays["test"], arrays["y"])
+
+
+def _gemm(weight: np.ndarray, bias: np.ndarray) -> onnx.ModelProto:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        # Features are means of what is not negative, so that the Relu changes nothing; it is a place for a site.
+        [
+            helper.make_node("Relu", ["x"], ["features"]),
+            helper.make_node("Gemm", ["features", "weight", "bias"], ["logits"], transB=1),
+        ],
+        "last_layer",
+        [value("x", TensorProto.FLOAT, ["n", weight.shape[1]])],
+        [value("logits", TensorProto.FLOAT, ["n", len(bias)])],
+        [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+# ------------------------------------------------------------------------------------ main
+
+COLUMNS = (
+    "data", "split", "method", "nominal", "coverage", "size", "winkler", "accuracy", "nll", "ece", "empty",
+    "argmax_changed", "answered", "error", "rows", "test",
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the data sets")
+    parser.add_argument("--cifar", type=Path, help="CIFAR-10 as x_train, x_test, y_test in one .npz")
+    parser.add_argument("--only", nargs="*", choices=[*REGRESSION, *COVERAGE])
+    parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="two sets, two splits, short training")
+    options = parser.parse_args()
+    everything = [name for name in (*REGRESSION, *COVERAGE) if options.cifar or not name.startswith("resnet")]
+    names = options.only or (["kin8nm", "mnist"] if options.quick else everything)
+    options.splits = 2 if options.quick else options.splits
+    out = (CACHE / "quick" if options.quick else HERE / "results") / "guarantees.csv"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lines = Lines(out, ("data", "split", "method"), fresh=options.quick)
+    for name in names:
+        if all(lines.has(name, split, _last_method(name)) for split in range(options.splits)):
+            continue
+        for line in (regression_lines if name in REGRESSION else class_lines)(name, options):
+            lines.add({column: line.get(column, "") for column in COLUMNS} | machine())
+    for text in summary(lines.rows):
+        print(text)
+    return 0
+
+
+def _last_method(name: str) -> str:
+    return "unscaled" if name in REGRESSION else "deferral"
+
+
+def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Means over the splits, with the standard errors of coverage, and the gain of normalised intervals."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["data"], row["method"]), []).append(row)
+    for (data, method), lines in groups.items():
+        means = {}
+        for column in COLUMNS[4:14]:
+            values = [float(line[column]) for line in lines if str(line[column])]
+            if values:
+                means[column] = (
+                    f"{column} {np.mean(values):.4f} ± {np.std(values) / math.sqrt(len(values)):.4f}"
+                )
+        yield f"{data}, {method}, {len(lines)} splits: {', '.join(means.values())}"
+    for data in REGRESSION:
+        if (data, "normalised") in groups:
+            one, other = (
+                np.array([float(r["winkler"]) for r in groups[data, m]]) for m in ("normalised", "unscaled")
+            )
+            yield f"{data}: winkler score of normalised intervals over unscaled {one.mean() / other.mean():.4f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
