@@ -7,8 +7,7 @@ that a record names. A record that is not as described is the user's to fix: one
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -108,9 +107,7 @@ class PlaceRecord:
     storage: Storage  #: of the inducing points
     storage_error: float  #: by which s moves at most on held-out rows since the points are rounded
     share_quantiles: Mapping[str, float]  #: of s over the calibration data, each row left out
-    mask: str | None = (
-        None  #: tensor that tells padding among its queries: where it is 0, after a ~ where not
-    )
+    mask: str | None = None  #: tensor that tells padding among its queries: by 0, after a ~ by the rest
     joined: tuple[str, ...] = ()  #: tensors of the source whose numbers stand behind those of the query
     metric: Metric = "euclidean"  #: of distances between queries
     #: mean AUROC of strange inputs by each metric that was tried, where it was chosen so
@@ -226,9 +223,7 @@ class HeadRecord:
     bridge: Bridge | None = None
     points: PointsRecord | None = None
     operator: str | None = None  #: the node of the head, where it is one operator
-    scores: Mapping[str, ScoreRecord] = field(
-        default_factory=dict
-    )  #: by role: score, image_score or seq_score
+    scores: Mapping[str, ScoreRecord] = field(default_factory=dict)  #: by role: score, image_score, seq_score
     noise: NoiseRecord | None = None
     uncovered: str | None = None  #: which part of the output varies with the data and has no variance
     mask: str | None = None  #: tensor that tells padding among its positions, as that of a site
@@ -352,78 +347,6 @@ def parse(text: str) -> Record:
     except Damage as damage:
         raise damaged(str(damage)) from damage
     return record
-
-
-def require_outputs(
-    heads: Mapping[str, HeadRecord], present: Collection[str], roles: Collection[str] = ()
-) -> None:
-    """UserError where heads speak of outputs that the model does not have, or lack a role that is needed."""
-    for output, head in heads.items():
-        missing = [role for role in roles if role not in head.outputs]
-        if missing:
-            raise damaged(f"heads.{output}.outputs.{missing[0]} is missing")
-        named = {f"heads.{output}": output}
-        named |= {f"heads.{output}.outputs.{role}": name for role, name in head.outputs.items()}
-        if head.detection is not None and "selected_score" not in head.outputs:
-            named[f"heads.{output}.detection.boxes"] = head.detection.boxes
-            named[f"heads.{output}.detection.classes"] = head.detection.classes
-        for place, name in named.items():
-            if name not in present:
-                raise damaged(f"{place} stands for the output {name!r}, which the model does not have")
-
-
-def require_described(heads: Mapping[str, HeadRecord], present: Collection[str]) -> None:
-    """UserError unless the model has what heads speak of: for each a variance, those of a detector's candidates, or a
-    score and its flag alone."""
-    for output, head in heads.items():
-        roles = ["candidates", "probs", "box_var", "score"] if head.detection is not None else ["var"]
-        require_outputs({output: head}, present, roles=["score", "ood"] if head.score_only else roles)
-
-
-def require_thresholds(record: Record, graph: onnx.GraphProto) -> None:
-    """UserError where the level of a score is not a number of the graph, or what it is made of and ranked by is not
-    in it."""
-    sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
-    for output, head in record.heads.items():
-        for role, score in head.scores.items():
-            for part in ("level", "count", "ordinary", "largest"):
-                name = getattr(score, part)
-                if name not in sizes or (part in ("level", "count") and sizes[name] != 1):
-                    what = "a number" if part in ("level", "count") else "an initializer"
-                    raise damaged(
-                        f"heads.{output}.scores.{role}.{part} is {name!r}, which is not {what} of the graph"
-                    )
-            if score.witnesses is not None:
-                _require_witnesses(record, score.witnesses, sizes, f"heads.{output}.scores.{role}.witnesses")
-
-
-def _require_witnesses(
-    record: Record, witnesses: WitnessesRecord, initializers: Collection[str], where: str
-) -> None:
-    """UserError where a score is made of shares that no place has, or by numbers that are not in the graph."""
-    known = {place.share for place in record.places}
-    for share in witnesses.shares:
-        if share not in known:
-            raise damaged(f"{where}.shares holds {share!r}, which is the share of no site or witness")
-    for part in ("centre", "slope"):
-        name = getattr(witnesses, part)
-        if name not in initializers:
-            raise damaged(f"{where}.{part} is {name!r}, which is not an initializer of the graph")
-
-
-def require_promises(record: Record, graph: onnx.GraphProto) -> None:
-    """UserError where a promise has no line at its level, or its lines do not fit an initializer of the graph."""
-    sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
-    for output, head in record.heads.items():
-        promises = {"sets": head.sets, "deferral": head.deferral, "intervals": head.intervals}
-        for name, promise in promises.items():
-            if promise is None:
-                continue
-            place = f"heads.{output}.{name}"
-            if f"{promise.level:g}" not in promise.table:
-                raise damaged(f"{place}.table has no line at the level {promise.level:g}")
-            if not all(len(line) == sizes.get(promise.tensor) for line in promise.table.values()):
-                raise damaged(f"{place}.tensor is {promise.tensor!r}, which the lines do not fit")
 
 
 def damaged(what: str) -> UserError:

@@ -29,6 +29,7 @@ ROOMS = {
     "declarations": "how a setting is declared",
     "settings": "every choice of a conversion",
     "record": "what a file says about itself",
+    "presence": "what a record names is in its file",
     "data": "calibration data: files, rows, batches",
     "model": "the source model: load, shapes, layers, constants",
     "variance": "rules, and the walk that applies them",

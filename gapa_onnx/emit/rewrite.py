@@ -202,7 +202,7 @@ def _testimony(
         else:
             share, names = share_at(graph, plan.source, fit)
             witnesses.append(names)
-        if fit.single:
+        if fit.single and fit.site.query_axes == 2:
             shares[fit.site.output] = share
     return Testimony(shares, held_out), witnesses
 
