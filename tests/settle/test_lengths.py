@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import onnx
 import pytest
 from support import text_models
+from support.ordinary import counted_p, ordinary_scores
 from support.text_models import text_model, texts
 
 import gapa_onnx
 from gapa_onnx.compiler import convert
 from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle import settle
+from gapa_onnx.settle import ranking
 from gapa_onnx.settle.lengths import LONGEST, WIDEST, LengthFit, fit_lengths, quantile_curve
 
 # ----------------------------------------------------------------- the fit
@@ -115,7 +117,8 @@ def test_what_tells_nothing_is_not_levelled(scores, lengths):
 # ----------------------------------------------------------------- texts from 4 to 64 tokens
 
 LONG = 64
-CHOICES = {"m": 200, "k": 16}
+SMALL = {"m": 200, "k": 16}
+CHOICES = {**SMALL, "metric": "euclidean", "score": "variance"}
 PLAIN = text_model(text_models.PLAIN, text_models.TANH, texts=True)
 MODELS = {
     "the mean of tokens": (PLAIN, "auto"),
@@ -136,7 +139,7 @@ def run(conversion, rows, *names):
 def without_levels(monkeypatch, *arguments, **choices):
     """The same conversion with scores as they are."""
     with monkeypatch.context() as patched:
-        patched.setattr(settle, "fit_lengths", lambda *_: None)
+        patched.setattr(ranking, "fit_lengths", lambda *_: None)
         return convert(*arguments, **choices)
 
 
@@ -164,6 +167,17 @@ def test_short_and_long_texts_are_flagged_alike(how, monkeypatch):
     assert short > 0.05 + bound and long < 0.005
 
 
+@pytest.mark.parametrize("how", MODELS)
+def test_short_and_long_texts_are_flagged_alike_by_witnesses(how):
+    model, sites = MODELS[how]
+    conversion = convert(model, KNOWN, sites=sites, **SMALL)
+    assert all(check.passed for check in conversion.checks)
+    score = read(conversion.model).heads["logits"].score
+    bound = 4 * np.sqrt(0.05 * 0.95 * (3 / 3000 + 3 / score.rows))
+    _, short, long = follows(conversion)
+    assert short == pytest.approx(0.05, abs=bound) and long == pytest.approx(0.05, abs=bound)
+
+
 def test_the_file_levels_as_its_record_says(monkeypatch):
     """By the formula of `settle.lengths`, from the score of a file that is not levelled; longer texts are as the
     longest of the data, shorter ones as the shortest."""
@@ -188,10 +202,12 @@ def test_the_file_levels_as_its_record_says(monkeypatch):
 def test_the_line_is_that_of_levelled_scores():
     """The epistemic part as score, which is levelled as well."""
     for score in ("variance", "epistemic"):
-        conversion = convert(PLAIN, KNOWN, score=score, **CHOICES)
-        head = read(conversion.model).heads["logits"]
-        scores, flags = run(conversion, NEW, "logits_score", "logits_ood")
-        np.testing.assert_array_equal(flags, scores >= np.float32(head.score.threshold))
+        conversion = convert(PLAIN, KNOWN, **{**CHOICES, "score": score})
+        ordinary = ordinary_scores(conversion.model, read(conversion.model).heads["logits"].score)
+        assert len(ordinary) == 2000
+        scores, p, flags = run(conversion, NEW, "logits_score", "logits_pvalue", "logits_ood")
+        np.testing.assert_array_equal(p, counted_p(ordinary, scores))
+        np.testing.assert_array_equal(flags, ~(p > np.float32(0.05)))
         assert flags.mean() == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 * (1 / 2000 + 1 / 3000)))
 
 
@@ -203,10 +219,11 @@ def test_the_same_data_give_the_same_bytes():
 @pytest.mark.parametrize("lengths", [np.arange(4, 50), np.full(300, 12)], ids=["few", "one length"])
 def test_without_lengths_to_learn_from_the_score_is_as_it_is(lengths):
     data = texts(lengths, LONG, 8)
-    conversion = convert(PLAIN, data, m=40, k=8)
+    conversion = convert(PLAIN, data, m=40, k=8, score="variance")
     assert all(check.passed for check in conversion.checks)
     assert read(conversion.model).heads["logits"].score.lengths is None
-    assert not any("lengths" in tensor.name for tensor in conversion.model.graph.initializer)
+    (neutral,) = [t for t in conversion.model.graph.initializer if t.name == "logits/score/lengths"]
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(neutral), [[1, 1, 1]])
     rows = texts(np.arange(1, LONG + 1), LONG, 9)
     score, var = run(conversion, rows, "logits_score", "logits_var")
     np.testing.assert_allclose(score, var.mean(axis=1), rtol=1e-5)

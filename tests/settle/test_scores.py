@@ -18,6 +18,7 @@ from gapa_onnx.compiler import convert
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.statistics import QUANTILES
+from gapa_onnx.model.splice import exposed
 from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.left_out import Purpose, choose, chosen_rows, leave_out
@@ -45,6 +46,7 @@ def test_left_out_scores_are_those_of_a_file_without_the_row():
     model = net()
     rows = np.random.default_rng(1).normal(size=(60, 3)).astype(np.float32)
     choices = {"inducing": "all", "k": 10, "length_scale": 2.0, "scale": 0.5, "jitter": 1e-4}
+    choices |= {"metric": "euclidean", "score": "variance"}
     made = steps(model, {"x": rows}, Settings(**choices))
     found = made.answers("logits_score")["logits_score"]
     w = weights(model)
@@ -150,7 +152,7 @@ def test_batches_of_a_fixed_size_stay_whole():
 def test_the_threshold_is_the_quantile_of_left_out_scores():
     model = net()
     rows = np.random.default_rng(4).normal(size=(300, 3)).astype(np.float32)
-    settings = Settings(m=40, k=10, ood_quantile=0.9)
+    settings = Settings(m=40, k=10, ood_quantile=0.9, score="variance")
     scores = steps(model, {"x": rows}, settings).answers("logits_score")["logits_score"]
     score = read(convert(model, {"x": rows}, settings=settings).model).heads["logits"].score
     assert score.rows == 300 and score.quantile == 0.9
@@ -188,10 +190,11 @@ def test_new_rows_of_the_same_kind_are_flagged_as_often_as_asked():
 
 def test_what_is_not_a_number_is_flagged():
     rows = np.random.default_rng(6).normal(size=(100, 3)).astype(np.float32)
-    conversion = convert(net(), {"x": rows}, m=40, k=10)
+    conversion = convert(net(), {"x": rows}, m=40, k=10, metric="euclidean")  # 0 has no direction
     strange = np.array([[0, 0, 0], [np.nan, 0, 0], [1e4, 1e4, 1e4]], np.float32)
     session = gapa_onnx.session(conversion.model.SerializeToString())
-    assert session.run(["logits_ood"], {"x": strange})[0].tolist() == [False, True, True]
+    p, flagged = session.run(["logits_pvalue", "logits_ood"], {"x": strange})
+    assert flagged.tolist() == [False, True, True] and p[1] == 0 < p[2] == np.float32(1 / 101)
 
 
 def test_a_sample_of_scores_per_pixel():
@@ -226,30 +229,46 @@ def test_moving_the_line_changes_nothing_else(digits, tmp_path):
     assert thresholds(moved) == (found,)
     old, new = onnx.load(digits), onnx.load(moved)
     changed = [a.name for a, b in zip(old.graph.initializer, new.graph.initializer) if a != b]
-    assert changed == ["logits/score/threshold"]
+    assert changed == ["logits/score/level"]
     assert old.graph.node == new.graph.node
     images = np.load(MODELS / "digits_mlp_heldout.npz")["pixels"]
-    score, flagged = gapa_onnx.session(moved).run(["logits_score", "logits_ood"], {"pixels": images})
-    np.testing.assert_array_equal(flagged, score >= np.float32(found.threshold))
+    p, flagged = gapa_onnx.session(moved).run(["logits_pvalue", "logits_ood"], {"pixels": images})
+    np.testing.assert_array_equal(flagged, ~(p > np.float32(0.5)))
     assert 0.4 < flagged.mean() < 0.8
+    np.testing.assert_array_equal(p, gapa_onnx.session(digits).run(["logits_pvalue"], {"pixels": images})[0])
+
+
+def ranked_of(path: Path, images: np.ndarray) -> tuple[np.ndarray, ...]:
+    """What p-values rank, the p-values and the flags of a converted file."""
+    score = read(onnx.load(path)).heads["logits"].score
+    session = gapa_onnx.session(exposed(onnx.load(path), [score.ranked]).SerializeToString())
+    return tuple(session.run([score.ranked, "logits_pvalue", "logits_ood"], {"pixels": images}))
 
 
 def test_a_line_from_held_out_rows(digits):
     images = np.load(MODELS / "digits_mlp_heldout.npz")["pixels"]
     [found] = set_threshold(digits, data=images, quantile=0.8)
-    score = gapa_onnx.session(digits).run(["logits_score"], {"pixels": images})[0]
-    assert found.threshold == np.quantile(score.astype(np.float64), 0.8, method="higher")
-    assert found.rows == 450 and (score < np.float32(found.threshold)).mean() == pytest.approx(
-        0.8, abs=1 / 450
-    )
+    ranked, p, flagged = ranked_of(digits, images)
+    assert found.threshold == np.quantile(ranked.astype(np.float64), 0.8, method="higher")
+    assert found.rows == 450 and found.holds == "exactly"
+    assert (ranked < np.float32(found.threshold)).mean() == pytest.approx(0.8, abs=1 / 450)
+    at_least = (ranked[None, :] >= ranked[:, None]).sum(axis=1)
+    np.testing.assert_array_equal(p, ((1 + at_least) / 451).astype(np.float32))
+    np.testing.assert_array_equal(flagged, ~(p > np.float32(1 - 0.8)))
+    assert flagged.sum() == 89  # (1 + 89) / 451 ≤ 0.2 < (1 + 90) / 451, and no two scores are the same
+    before = ranked_of(digits, images)
     [again] = set_threshold(digits, value=1.25)
     assert (again.quantile, again.threshold) == (None, 1.25)
+    after, p_after, flagged = ranked_of(digits, images)
+    np.testing.assert_array_equal(after, before[0])
+    np.testing.assert_array_equal(p_after, before[1])
+    np.testing.assert_array_equal(flagged, ranked >= np.float32(1.25))  # ordinary scores are these very rows
 
 
 def test_the_command(digits, capsys):
     assert main(["threshold", str(digits)]) == 0
     shown = capsys.readouterr().out
-    assert "quantile 0.95" in shown and "0.999" in shown
+    assert "p ≤ 0.05, by 1347 left-out calibration rows" in shown and "0.999" in shown
     assert main(["threshold", str(digits), "--quantile", "0.99", "--json"]) == 0
     assert '"quantile": 0.99' in capsys.readouterr().out
     assert thresholds(digits)[0].quantile == 0.99
@@ -291,9 +310,14 @@ def test_an_output_that_is_never_a_number_has_no_threshold():
     x = -np.abs(np.random.default_rng(8).normal(size=(80, 3))).astype(np.float32)
     w1 = np.abs(weights(net())["w1"]).astype(np.float32)
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(w1, "w1"))
-    conversion = convert(model, {"x": x}, m=40, k=10)
+    conversion = convert(model, {"x": x}, m=40, k=10, score="variance")
     head = read(conversion.model).heads["logits"]
     assert head.score is None and "every score on the data is NaN" in head.reason
     assert all(check.passed for check in conversion.checks)
     flagged = gapa_onnx.session(conversion.model.SerializeToString()).run(["logits_ood"], {"x": x})[0]
     assert flagged.all()
+    # By witnesses too, although their shares are numbers.
+    conversion = convert(model, {"x": x}, m=40, k=10)
+    session = gapa_onnx.session(conversion.model.SerializeToString())
+    score, p, flagged = session.run(["logits_score", "logits_pvalue", "logits_ood"], {"x": x})
+    assert np.isnan(score).all() and (p == 0).all() and flagged.all()

@@ -81,7 +81,7 @@ def by_hand(model: onnx.ModelProto, x: np.ndarray, numbers: list[int], ceiling: 
 def test_each_site_has_the_same_median_at_the_output(task, ceiling, sites):
     model, x = net(), rows()
     fit = {"k": 10, "length_scale": 2.0, "jitter": 1e-2}
-    settings = Settings(sites=sites, inducing="all", task=task, **fit)
+    settings = Settings(sites=sites, inducing="all", task=task, metric="euclidean", **fit)
     conversion = convert(model, {"x": x}, settings=settings)
     fits = conversion.numbers.fits
     numbers = [int(fit.site.output[1:]) - 1 for fit in fits]
