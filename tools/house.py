@@ -28,6 +28,7 @@ ROOMS = {
     "strict_json": "JSON to dataclasses, strictly",
     "declarations": "how a setting is declared",
     "settings": "every choice of a conversion",
+    "record_parts": "the parts of a record",
     "record": "what a file says about itself",
     "data": "calibration data: files, rows, batches",
     "model": "the source model: load, shapes, layers, constants",
