@@ -20,6 +20,7 @@ from gapa_onnx.record_parts import (
     CutRecord,
     DataRecord,
     DetectionRecord,
+    GaugeRecord,
     HeadRecord,
     HeldOutRecord,
     ImageRecord,
@@ -44,6 +45,7 @@ __all__ = [
     "PlaceRecord",
     "SiteRecord",
     "PointsRecord",
+    "GaugeRecord",
     "WitnessesRecord",
     "ScoreRecord",
     "NoiseRecord",
@@ -182,13 +184,17 @@ def _require_witnesses(
 ) -> None:
     """UserError where a score is made of shares that no place has, or by numbers that are not in the graph."""
     known = {place.share for place in record.places}
-    for share in witnesses.shares:
-        if share not in known:
-            raise damaged(f"{where}.shares holds {share!r}, which is the share of no site or witness")
-    for part in ("centre", "slope"):
-        name = getattr(witnesses, part)
-        if name not in initializers:
-            raise damaged(f"{where}.{part} is {name!r}, which is not an initializer of the graph")
+    for kind in ("last", "earlier", "entropy"):
+        gauge = getattr(witnesses, kind)
+        for share in () if gauge is None or kind == "entropy" else gauge.reads:
+            if share not in known:
+                raise damaged(
+                    f"{where}.{kind}.reads holds {share!r}, which is the share of no site or witness"
+                )
+        for part in () if gauge is None else ("centre", "slope"):
+            name = getattr(gauge, part)
+            if name not in initializers:
+                raise damaged(f"{where}.{kind}.{part} is {name!r}, which is not an initializer of the graph")
 
 
 def require_promises(record: Record, graph: onnx.GraphProto) -> None:

@@ -92,7 +92,13 @@ def test_variance_of_two_stacked_sites_adds_up():
         z1 = MatMul(x, w1)  h1 = Tanh(z1)  z2 = MatMul(h1, w2)  h2 = Relu(z2)  y = MatMul(h2, w3) }"""
     rows = rng.standard_normal((200, 3)).astype(np.float32)
     conversion = gapa_onnx.convert(
-        parse(text, w1=w1, w2=w2, w3=w3), {"x": rows}, sites="all", m=40, k=8, solver="exact", metric="euclidean"
+        parse(text, w1=w1, w2=w2, w3=w3),
+        {"x": rows},
+        sites="all",
+        m=40,
+        k=8,
+        solver="exact",
+        metric="euclidean",
     )
     x = 2 * rng.standard_normal((30, 3)).astype(np.float32)
     (y_var,) = run(conversion.model, ["y_var"], x=x)
