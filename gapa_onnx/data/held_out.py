@@ -78,7 +78,12 @@ def hold_out(
     known = _known(targets, labels)
     digests = row_digests(data) if calib is not None else _digests_of_known(data, known)
     if calib is not None:
-        _require_apart(digests, row_digests(calib))
+        _refuse_shared(
+            digests,
+            row_digests(calib),
+            "held-out rows",
+            "hold rows out that the model was not trained on, and leave them out of `calib`",
+        )
         _require_truth(len(digests), targets, labels)
     known = np.ones(len(digests), np.bool_) if known is None else known
     fitting = _fitting(int(known.sum()), targets, labels, errors)
@@ -157,11 +162,15 @@ def _require_truth(rows: int, targets: Truth, labels: Truth) -> None:
                 )
 
 
-def _require_apart(digests: Array, calib: Array) -> None:
-    """Refuse held-out rows that are calibration rows."""
+def require_apart(rows: DataSource, calib: DataSource, what: str, hint: str) -> None:
+    """UserError where some of the rows are calibration rows; `what` they are called."""
+    _refuse_shared(row_digests(rows), row_digests(calib), what, hint)
+
+
+def _refuse_shared(digests: Array, calib: Array, what: str, hint: str) -> None:
     shared = np.flatnonzero(np.isin(digests, calib))
     if len(shared):
         raise UserError(
-            f"{len(shared)} of {len(digests)} held-out rows are calibration rows too, the first is row {shared[0]}",
-            "hold rows out that the model was not trained on, and leave them out of `calib`",
+            f"{len(shared)} of {len(digests)} {what} are calibration rows too, the first is row {shared[0]}",
+            hint,
         )
