@@ -85,8 +85,7 @@ def convert(
     out: where to write; None writes nothing.
     targets: for regression, the true values of the held-out rows, or of the calibration rows where there are none: they
         set the scale of the variance, teach the noise head and count the intervals. NaN for rows that were fitted to.
-    labels: for classification, the true classes of the same rows, -1 for fitted ones: they set a temperature, and
-        count the sets. A few hundred suffice.
+    labels: for classification, the true classes of the same rows, -1 for fitted ones; a few hundred suffice.
     held_out: rows that the model was not trained on: what is promised then holds exactly for inputs like them.
     strange: inputs that the model is not made for: distances are chosen by these, not by some made of the data.
     budget: how many times the source model's time the result may take; settings that cost more are made cheaper.
