@@ -152,7 +152,9 @@ def test_intervals_in_an_evaluation(tmp_path):
     answered = answers(path, x)
     inside = (answered["y_lower"] <= true) & (true <= answered["y_upper"])
     assert found["all"]["coverage"] == pytest.approx(inside.mean())
-    assert found["all"]["width"] == pytest.approx((answered["y_upper"] - answered["y_lower"]).mean(), rel=1e-5)
+    assert found["all"]["width"] == pytest.approx(
+        (answered["y_upper"] - answered["y_lower"]).mean(), rel=1e-5
+    )
     assert sum(found[name]["rows"] for name in found if name.endswith("third")) == 250
 
 
