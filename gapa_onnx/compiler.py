@@ -157,7 +157,7 @@ def known_rows(
     numbers = {} if targets is None else read_targets(targets, plan.heads, rows, whose)
     classes = {} if labels is None else read_labels(labels, plan, rows, whose)
     errors = settings.max_error is not None or settings.per_class == "yes"
-    return hold_out(rows, None if held_out is None else data, numbers, classes, errors)
+    return hold_out(rows, None if held_out is None else data, numbers, classes, errors, settings.seed)
 
 
 def _apart(strange: DataSource, data: DataSource) -> DataSource:

@@ -44,7 +44,7 @@ def test_the_noise_is_found_and_added(converted):
 def test_the_outputs_are_declared_and_the_source_is_untouched(converted):
     onnx.checker.check_model(converted, full_check=True)
     assert [output.name for output in converted.graph.output] == [
-        "y", "y_var", "y_score", "y_ood", "y_aleatoric_var", "y_total_var"
+        "y", "y_var", "y_score", "y_ood", "y_aleatoric_var", "y_total_var", "y_lower", "y_upper"
     ]  # fmt: skip
     source = [node.SerializeToString() for node in noisy_net().graph.node]
     inside = {node.SerializeToString() for node in converted.graph.node}
