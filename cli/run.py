@@ -36,7 +36,7 @@ def run(
     """Run a converted file, or any other model, over data."""
     from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
     from gapa_onnx.data import open_data
-    from gapa_onnx.record import require_described
+    from gapa_onnx.presence import require_described
     from gapa_onnx.sessions.feeding import feeding
     from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 

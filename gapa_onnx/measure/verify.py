@@ -22,15 +22,8 @@ from gapa_onnx.measure.agreement import Batch, Check, Operators, bit_equal, run
 from gapa_onnx.measure.candidates import candidate_scores
 from gapa_onnx.measure.coverage import coverage
 from gapa_onnx.model.splice import exposed as exposing
-from gapa_onnx.record import (
-    HeadRecord,
-    Record,
-    require,
-    require_described,
-    require_outputs,
-    require_promises,
-    require_thresholds,
-)
+from gapa_onnx.presence import require_described, require_outputs, require_promises, require_thresholds
+from gapa_onnx.record import HeadRecord, Record, require
 from gapa_onnx.sessions.inference import as_array
 
 __all__ = ["Check", "bit_equal", "verify"]

@@ -136,11 +136,12 @@ def cut_tensors(network: Network, end: gs.Tensor) -> tuple[list[gs.Tensor], list
     """The tensors behind a layer that all features which `end` is made of pass through, in the order of the graph: those
     with a layer between them and `end`, and those without.
 
-    Nodes are read in that order; where but one tensor of those made so far is still to be read, everything passes
-    through it. Only what lies behind a layer counts: a mask that every block reads is no way around one.
+    Nodes are read in that order; where but one tensor of those made so far is still to be read, and no layer begins
+    anew behind it, everything passes through it. Only what lies behind a layer counts: a mask that every block reads is
+    no way around one.
     """
     order = _nodes_before(network, end)
-    last_read = _last_read(network, order)
+    last_read, begun = _last_read(network, order)
     layers = [at for at, node in enumerate(order) if id(node) in network.layers]
     before: dict[str, gs.Tensor] = {}
     behind: dict[str, gs.Tensor] = {}
@@ -148,21 +149,25 @@ def cut_tensors(network: Network, end: gs.Tensor) -> tuple[list[gs.Tensor], list
     for at, node in enumerate(order):
         live = {name: tensor for name, tensor in live.items() if last_read[name] > at}
         live |= {made.name: made for made in node.outputs if last_read.get(made.name, -1) > at}
-        if len(live) == 1:
+        if len(live) == 1 and at >= begun:
             (before if layers and at < layers[-1] else behind).update(live)
     return list(before.values()), list(behind.values())
 
 
-def _last_read(network: Network, order: Sequence[gs.Node]) -> dict[str, int]:
-    """The last of some nodes, by its place in their order, that reads each of the tensors behind a layer."""
+def _last_read(network: Network, order: Sequence[gs.Node]) -> tuple[dict[str, int], int]:
+    """The last of some nodes, by its place in their order, that reads each of the tensors behind a layer; and the last
+    layer that reads none of these: another branch of what is fed begins there."""
     features: set[str] = set()
     last: dict[str, int] = {}
+    begun = -1
     for at, node in enumerate(order):
         read = features.intersection(names_read(node))
         last.update(dict.fromkeys(read, at))
+        if id(node) in network.layers and not read:
+            begun = at
         if read or id(node) in network.layers:
             features.update(tensor.name for tensor in node.outputs if tensor.name)
-    return last
+    return last, begun
 
 
 def _nodes_before(network: Network, end: gs.Tensor) -> list[gs.Node]:

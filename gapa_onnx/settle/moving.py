@@ -16,7 +16,8 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import read_proto
 from gapa_onnx.model.writing import save
 from gapa_onnx.plan.heads.promises import line_of
-from gapa_onnx.record import PromiseRecord, Record, require, require_promises
+from gapa_onnx.presence import require_promises
+from gapa_onnx.record import PromiseRecord, Record, require
 from gapa_onnx.settle.conformal import level_in
 
 KINDS = ("sets", "deferral", "intervals")

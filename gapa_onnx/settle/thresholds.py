@@ -22,7 +22,8 @@ from gapa_onnx.model.load import read_proto
 from gapa_onnx.model.splice import exposed
 from gapa_onnx.model.writing import save
 from gapa_onnx.plan.heads.pvalues import TableTensors, p_value
-from gapa_onnx.record import Record, ScoreRecord, damaged, require, require_outputs, require_thresholds
+from gapa_onnx.presence import require_outputs, require_thresholds
+from gapa_onnx.record import Record, ScoreRecord, damaged, require
 from gapa_onnx.sessions.feeding import feeding
 from gapa_onnx.sessions.inference import input_specs, open_model, row_count, run_batch
 from gapa_onnx.settings import require_quantile

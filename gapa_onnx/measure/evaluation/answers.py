@@ -18,7 +18,8 @@ from gapa_onnx.data.spec import fixed
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.labels import require_rows
 from gapa_onnx.measure.evaluation.metrics import needed
-from gapa_onnx.record import DetectionRecord, HeadRecord, ImageRecord, damaged, require_outputs
+from gapa_onnx.presence import require_outputs
+from gapa_onnx.record import DetectionRecord, HeadRecord, ImageRecord, damaged
 from gapa_onnx.sessions.feeding import Feeding, feeding
 from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 
