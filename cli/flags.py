@@ -25,6 +25,7 @@ ARGUMENTS = frozenset(
         "quantile",
         "rounds",
         "source",
+        "strange",
         "targets",
     }
     | {"threads", "value"}

@@ -103,6 +103,16 @@ HeldOut = Annotated[
         show_default=False,
     ),
 ]
+Strange = Annotated[
+    str | None,
+    typer.Option(
+        "--strange",
+        metavar="PATH",
+        help="Inputs that the model is not made for, to choose --metric by, in place of some that are made of --calib.",
+        rich_help_panel=GAUSSIAN_PROCESS,
+        show_default=False,
+    ),
+]
 Budget = Annotated[
     float | None,
     typer.Option(

@@ -19,7 +19,7 @@ from typing import Any
 
 import onnx
 
-from gapa_onnx.data import Batch, DataSource, HeldOut, ImageOptions, hold_out, open_data
+from gapa_onnx.data import Batch, DataSource, HeldOut, ImageOptions, hold_out, open_data, require_apart
 from gapa_onnx.emit.emit import attach, emit
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
@@ -64,6 +64,7 @@ def convert(
     targets: Any = None,
     labels: Any = None,
     held_out: Any = None,
+    strange: Any = None,
     budget: float | None = None,
     allow_uncovered: bool = False,
     settings: Settings | None = None,
@@ -82,13 +83,11 @@ def convert(
         .parquet, `loader.py:function`), a dict of arrays, an iterable of dicts, or an onnxruntime
         CalibrationDataReader.
     out: where to write; None writes nothing.
-    targets: for regression, the true values of the held-out rows, or of the calibration rows where there are
-        none (an array, or a .npy, .npz or .csv file): they set the scale of the variance and teach the noise
-        head, and count the intervals. NaN for rows that the model was fitted to, which say little about its errors.
-    labels: for classification, the true classes of the same rows, -1 for fitted ones: they set a temperature, and
-        count the sets. A few hundred suffice.
-    held_out: rows that the model was not trained on, in any form that `calib` takes: what is promised then
-        holds exactly for inputs like them. One part of them is for fitting, the other for counting alone.
+    targets: for regression, the true values of the held-out rows, or of the calibration rows where there are none: they
+        set the scale of the variance, teach the noise head and count the intervals. NaN for rows that were fitted to.
+    labels: for classification, the true classes of the same rows, -1 for fitted ones; a few hundred suffice.
+    held_out: rows that the model was not trained on: what is promised then holds exactly for inputs like them.
+    strange: inputs that the model is not made for: distances are chosen by these, not by some made of the data.
     budget: how many times the source model's time the result may take; settings that cost more are made cheaper.
     allow_uncovered: write the file also where part of an output varies with the data and gets no variance.
     settings: a `Settings`; single choices can be given by name instead (`k=20, sites="all"`).
@@ -109,7 +108,8 @@ def convert(
     require_convertible(plan, settings)
     data = open_data(calib, source.inputs, images, batch_size)
     held = known_rows(plan, data, settings, (held_out, targets, labels), images, batch_size)
-    settings, plan, calibration, spent = _calibrated(plan, data, settings, budget, progress)
+    others = None if strange is None else _apart(open_data(strange, source.inputs, images, batch_size), data)
+    settings, plan, calibration, spent = _calibrated(plan, data, settings, budget, progress, others)
     template = rewrite(plan, calibration, settings, **_known(held))
     numbers = settle(template, calibration, data, settings, held, progress)
     converted = emit(template, numbers, calibration, settings, spent, held)
@@ -157,16 +157,27 @@ def known_rows(
     numbers = {} if targets is None else read_targets(targets, plan.heads, rows, whose)
     classes = {} if labels is None else read_labels(labels, plan, rows, whose)
     errors = settings.max_error is not None or settings.per_class == "yes"
-    return hold_out(rows, None if held_out is None else data, numbers, classes, errors)
+    return hold_out(rows, None if held_out is None else data, numbers, classes, errors, settings.seed)
+
+
+def _apart(strange: DataSource, data: DataSource) -> DataSource:
+    """The strange inputs, of which none may be a calibration row."""
+    require_apart(strange, data, "strange inputs", "give inputs that the model is not made for")
+    return strange
 
 
 def _calibrated(
-    plan: Plan, data: DataSource, settings: Settings, budget: float | None, progress: Progress
+    plan: Plan,
+    data: DataSource,
+    settings: Settings,
+    budget: float | None,
+    progress: Progress,
+    strange: DataSource | None,
 ) -> tuple[Settings, Plan, Calibration, BudgetRecord | None]:
     """The fitted sites; with a budget, also the settings and the plan that keep it, and what that gave up."""
     if budget is None:
-        return settings, plan, calibrate(plan, data, settings, progress), None
-    choice = within_budget(plan, data, settings, budget, progress)
+        return settings, plan, calibrate(plan, data, settings, progress, strange), None
+    choice = within_budget(plan, data, settings, budget, progress, strange)
     return choice.settings, choice.plan, choice.calibration, choice.record
 
 

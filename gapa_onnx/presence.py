@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import onnx
 
-from gapa_onnx.record import HeadRecord, Record, ScoreRecord, damaged
+from gapa_onnx.record import GaugeRecord, HeadRecord, Record, ScoreRecord, damaged
 
 
 def require_outputs(
@@ -48,9 +48,12 @@ def require_thresholds(record: Record, graph: onnx.GraphProto) -> None:
         for part, name, what in _initializers(score):
             if name not in sizes or (what == "a number" and sizes[name] != 1):
                 raise damaged(f"heads.{where}.{part} is {name!r}, which is not {what} of the graph")
-        for name in () if score.witnesses is None else score.witnesses.shares:
-            if name not in shares:
-                raise damaged(f"heads.{where}.witnesses.shares holds {name!r}, which no site or witness has")
+        for kind, gauge in _gauges(score):
+            for name in () if kind == "entropy" else gauge.reads:
+                if name not in shares:
+                    raise damaged(
+                        f"heads.{where}.witnesses.{kind}.reads holds {name!r}, which no site or witness has"
+                    )
 
 
 def _initializers(score: ScoreRecord) -> Iterator[tuple[str, str, str]]:
@@ -59,9 +62,17 @@ def _initializers(score: ScoreRecord) -> Iterator[tuple[str, str, str]]:
     yield "count", score.count, "a number"
     yield "ordinary", score.ordinary, "an initializer"
     yield "largest", score.largest, "an initializer"
-    if score.witnesses is not None:
-        yield "witnesses.centre", score.witnesses.centre, "an initializer"
-        yield "witnesses.slope", score.witnesses.slope, "an initializer"
+    for kind, gauge in _gauges(score):
+        yield f"witnesses.{kind}.centre", gauge.centre, "an initializer"
+        yield f"witnesses.{kind}.slope", gauge.slope, "an initializer"
+
+
+def _gauges(score: ScoreRecord) -> Iterator[tuple[str, GaugeRecord]]:
+    """What a score by witnesses is measured by, by the field that it is in."""
+    for kind in ("last", "earlier", "entropy") if score.witnesses is not None else ():
+        gauge = getattr(score.witnesses, kind)
+        if gauge is not None:
+            yield kind, gauge
 
 
 def require_promises(record: Record, graph: onnx.GraphProto) -> None:

@@ -131,13 +131,21 @@ class PointsRecord:
 
 
 @dataclass(frozen=True)
-class WitnessesRecord:
-    """How witnesses are combined to a score: z = (log x - centre) · slope of each share and of the entropy."""
+class GaugeRecord:
+    """Numbers x of ordinary inputs as a scale: (log x - centre) · slope."""
 
-    shares: tuple[str, ...]  #: tensors (N, 1), in the order of centre and slope
-    entropy: str | None  #: tensor (N, 1): of the source's own prediction, after the shares
+    reads: tuple[str, ...]  #: tensors (N, 1), in the order of centre and slope
     centre: str  #: initializer
     slope: str  #: initializer
+
+
+@dataclass(frozen=True)
+class WitnessesRecord:
+    """What a score by witnesses is the sum of."""
+
+    last: GaugeRecord  #: the share of the last place, as it is
+    earlier: GaugeRecord | None = None  #: shares of earlier places, each through a softplus
+    entropy: GaugeRecord | None = None  #: half the softplus of the entropy of the source's own prediction
 
 
 @dataclass(frozen=True)

@@ -317,11 +317,11 @@ def test_the_record_names_what_is_there(files):
                 np.testing.assert_array_equal(stored[score.largest], stored[score.ordinary][:-1, -1])
                 assert score.ranked in names["tensor"] and score.rows > 0
                 if score.witnesses is not None:
-                    columns = [*score.witnesses.shares, *filter(None, [score.witnesses.entropy])]
-                    assert set(columns) <= names["tensor"]
-                    assert {place.share for place in record.places} >= set(score.witnesses.shares)
-                    for part in (score.witnesses.centre, score.witnesses.slope):
-                        assert stored[part].shape == (len(columns),)
+                    told = score.witnesses
+                    for gauge in filter(None, (told.last, told.earlier, told.entropy)):
+                        assert set(gauge.reads) <= names["tensor"]
+                        assert gauge is told.entropy or {p.share for p in record.places} >= set(gauge.reads)
+                        assert stored[gauge.centre].shape == stored[gauge.slope].shape == (len(gauge.reads),)
         functions = {(function.domain, function.name) for function in model.functions}
         assert {(n.domain, n.op_type) for n in model.graph.node if n.domain == DOMAIN} <= functions
 

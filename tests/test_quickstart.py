@@ -23,7 +23,8 @@ def folder(tmp_path, monkeypatch) -> Path:
     held_out = np.load(ROOT / "models" / "digits_cnn_heldout.npz")
     for name in ("test.npz", "held_out.npz"):
         np.savez(name, image=held_out["image"])
-    np.save("test_labels.npy", held_out["labels"])
+    for name in ("test_labels.npy", "held_out_labels.npy"):
+        np.save(name, held_out["labels"])
     Path("strange.npz").symlink_to(ROOT / "models" / "digits_cnn_noise.npz")
     diabetes = np.load(ROOT / "models" / "diabetes_mlp_heldout.npz")
     Path("price.onnx").symlink_to(ROOT / "models" / "diabetes_mlp.onnx")
@@ -33,8 +34,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def test_the_commands(folder, capsys):
-    commands = re.findall(r"^\$ gapa-onnx (.*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 6
+    commands = re.findall(r"^\$ gapa-onnx (.*)$", PAGE.replace("\\\n", ""), re.MULTILINE)
+    assert len(commands) == 7
     for command in commands:
         assert main(shlex.split(command, comments=True)) == 0, command
     assert (folder / "report.html").stat().st_size > 10_000

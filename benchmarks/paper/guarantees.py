@@ -8,8 +8,9 @@ which are for the table. Sites are fitted once per network, everything else is f
 Regression (protein, kin8nm, naval, airline, taxi): six tenths of the rows train a network of 50 units; of the others
 half, at most 4000, are held out with their targets. Coverage 0.9, two kinds of interval:
 
-    normalised    those of the file: y ± factor · sqrt(y_total_var)
-    unscaled      y ± the quantile of all held-out residuals, the same width everywhere
+    normalised    those of the file: y ∓ factor · reach · sqrt(y_total_var)
+    unscaled      y ± the quantile of all held-out absolute residuals, the same width everywhere
+    skewed        the same with a quantile for each side, to tell what of the gain is due to that
 
     winkler       width + 20 · what a target lies beyond its interval, the mean; `error` is its standard error
 
@@ -91,7 +92,9 @@ class Fitted:
         plan, data, calibration = (getattr(self, name) for name in ("_plan", "_data", "_calibration"))
         inputs = plan.source.inputs
         errors = settings.max_error is not None
-        held = hold_out(open_data({inputs[0].name: rows}, inputs), data, **truth, errors=errors)
+        held = hold_out(
+            open_data({inputs[0].name: rows}, inputs), data, **truth, errors=errors, seed=settings.seed
+        )
         template = rewrite(plan, calibration, settings, held.targets, held.labels)
         numbers = settle(template, calibration, data, settings, held)
         return Answers(emit(template, numbers, calibration, settings, held=held))
@@ -131,9 +134,11 @@ def regression_lines(name: str, options: argparse.Namespace) -> Iterator[Line]:
         file = net.file(x[held], {"targets": {"y": y[held][:, None]}}, replace(settings, seed=split))
         known, found = file(x[held]), file(x[test])
         mean = found["y"][:, 0].astype(np.float64)
-        line = line_at(np.abs(y[held] - known["y"][:, 0]), 0.9)
+        errors = y[held] - known["y"][:, 0]
+        line, below, above = line_at(np.abs(errors), 0.9), line_at(-errors, 0.95), line_at(errors, 0.95)
         bounds = {
             "normalised": (found["y_lower"][:, 0], found["y_upper"][:, 0]),
+            "skewed": (mean - below, mean + above),
             "unscaled": (mean - line, mean + line),
         }
         for method, (lower, upper) in bounds.items():

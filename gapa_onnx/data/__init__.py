@@ -5,8 +5,17 @@ reader -> Bundle (named, lazily read arrays) -> Binding (names, shapes and rows 
 """
 
 from gapa_onnx.data.batching import Batch
-from gapa_onnx.data.held_out import HeldOut, hold_out
+from gapa_onnx.data.held_out import HeldOut, hold_out, require_apart
 from gapa_onnx.data.source import DataSource, open_data
 from gapa_onnx.data.spec import ImageOptions, InputSpec
 
-__all__ = ["Batch", "DataSource", "HeldOut", "ImageOptions", "InputSpec", "hold_out", "open_data"]
+__all__ = [
+    "Batch",
+    "DataSource",
+    "HeldOut",
+    "ImageOptions",
+    "InputSpec",
+    "hold_out",
+    "open_data",
+    "require_apart",
+]

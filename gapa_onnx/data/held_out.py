@@ -64,6 +64,7 @@ def hold_out(
     targets: Truth | None = None,
     labels: Truth | None = None,
     errors: bool = False,
+    seed: int = 0,
 ) -> HeldOut:
     """Cut rows into two parts.
 
@@ -73,13 +74,20 @@ def hold_out(
     calib: the calibration data, of which none may be among the rows; None where the rows are calibration rows.
     targets, labels: what is true of the rows, by output. Where it is given, part A has known rows only.
     errors: whether more is counted than one coverage: an error, or the coverage of every class.
+    seed: of the cut; the same rows fall into the same parts for the same seed.
     """
     targets, labels = targets or {}, labels or {}
     known = _known(targets, labels)
     digests = row_digests(data) if calib is not None else _digests_of_known(data, known)
     if calib is not None:
-        _require_apart(digests, row_digests(calib))
+        _refuse_shared(
+            digests,
+            row_digests(calib),
+            "held-out rows",
+            "hold rows out that the model was not trained on, and leave them out of `calib`",
+        )
         _require_truth(len(digests), targets, labels)
+    digests = _mixed(digests, seed)
     known = np.ones(len(digests), np.bool_) if known is None else known
     fitting = _fitting(int(known.sum()), targets, labels, errors)
     part = known & (digests <= np.sort(digests[known])[fitting - 1]) if fitting else np.zeros_like(known)
@@ -98,6 +106,16 @@ def row_digests(data: DataSource) -> Array:
     """A hash (rows,) of the bytes of every row, all inputs together; equal rows have equal ones."""
     parts = [_batch_digests(batch) for batch in data.batches()]
     return np.concatenate(parts)
+
+
+def _mixed(digests: Array, seed: int) -> Array:
+    """Other hashes for another seed, still equal for equal rows (the finalizer of splitmix64)."""
+    with np.errstate(over="ignore"):
+        mixed = digests + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % (1 << 64))
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    found: Array = mixed ^ (mixed >> np.uint64(31))
+    return found
 
 
 def _batch_digests(batch: Batch) -> Array:
@@ -157,11 +175,15 @@ def _require_truth(rows: int, targets: Truth, labels: Truth) -> None:
                 )
 
 
-def _require_apart(digests: Array, calib: Array) -> None:
-    """Refuse held-out rows that are calibration rows."""
+def require_apart(rows: DataSource, calib: DataSource, what: str, hint: str) -> None:
+    """UserError where some of the rows are calibration rows; `what` they are called."""
+    _refuse_shared(row_digests(rows), row_digests(calib), what, hint)
+
+
+def _refuse_shared(digests: Array, calib: Array, what: str, hint: str) -> None:
     shared = np.flatnonzero(np.isin(digests, calib))
     if len(shared):
         raise UserError(
-            f"{len(shared)} of {len(digests)} held-out rows are calibration rows too, the first is row {shared[0]}",
-            "hold rows out that the model was not trained on, and leave them out of `calib`",
+            f"{len(shared)} of {len(digests)} {what} are calibration rows too, the first is row {shared[0]}",
+            hint,
         )

@@ -29,9 +29,6 @@ class ScoreNumbers:
     record: ScoreRecord
     ordinary: Array  #: (n,) what p-values rank, of ordinary inputs
     level: float  #: p at and below which an input is flagged
-    combination: tuple[Array, Array] | None = (
-        None  #: centre and slope of each column, where witnesses are combined
-    )
     lengths: Array | None = None  #: the table by which it is levelled over lengths
 
 
@@ -41,6 +38,8 @@ class Numbers:
 
     fits: tuple[SiteFit, ...] = field(repr=False)  #: with the τ and A of the file
     scores: Mapping[ScoreKey, ScoreNumbers] = field(default_factory=dict, repr=False)  #: by output and role
+    #: centre and slope by the centre's parameter: the scale of what witnesses say
+    gauges: Mapping[str, tuple[Array, Array]] = field(default_factory=dict, repr=False)
     noise: Mapping[str, NoiseHead] = field(default_factory=dict, repr=False)  #: by output
     promises: Mapping[str, Promises] = field(default_factory=dict, repr=False)  #: by output
     remarks: Mapping[str, str] = field(default_factory=dict)  #: by output: what could not be found, and why
@@ -65,16 +64,16 @@ def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
     for key, found in numbers.scores.items():
         score = template.scores[key]
         tensors |= score.table.filled(found.ordinary) | {score.table.level: np.asarray(found.level)}
-        if score.witnesses is not None and found.combination is not None:
-            tensors |= dict(zip((score.witnesses.centre, score.witnesses.slope), found.combination))
         if score.lengths is not None and found.lengths is not None:
             tensors[score.lengths.table] = found.lengths
     return tensors | head_tensors(template, numbers)
 
 
 def head_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
-    """The parameters of noise heads, temperatures and promises, as far as they are known."""
+    """The parameters of witnesses, noise heads, temperatures and promises, as far as they are known."""
     tensors: dict[str, Array] = {}
+    for gauge in template.gauges:
+        tensors |= dict(zip((gauge.centre, gauge.slope), numbers.gauges.get(gauge.centre, ())))
     for output, head in numbers.noise.items():
         tensors |= head.tensors(template.noise[output])
     for output, promises in numbers.promises.items():

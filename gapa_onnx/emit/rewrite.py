@@ -31,11 +31,13 @@ from gapa_onnx.op.function import body
 from gapa_onnx.op.storage import emit_points
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.candidates import selections
+from gapa_onnx.plan.frontier import comes_from
 from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.heads.noise import NoiseTensors
 from gapa_onnx.plan.heads.promises import PromiseTensors
+from gapa_onnx.plan.heads.strangeness import Gauge, Testimony
 from gapa_onnx.plan.outputs import Answer, answer, declare, declare_scores, score_answer, with_noise
-from gapa_onnx.plan.scores import ScoreTensors, Testimony
+from gapa_onnx.plan.scores import ScoreTensors
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import Propagation, RefusedNode, propagate
@@ -73,7 +75,10 @@ class Template:
     scores: Mapping[ScoreKey, ScoreTensors]  #: by output and role
     noise: Mapping[str, NoiseTensors]  #: output with targets -> parameters
     cuts: tuple[RefusedNode, ...]  #: nodes behind which outputs count as certain
-    witnesses: tuple[SiteTensors, ...] = ()  #: those that a score needs, in the order of the graph
+    witnesses: tuple[
+        SiteTensors, ...
+    ] = ()  #: those that a score or a variance needs, in the order of the graph
+    gauges: tuple[Gauge, ...] = ()  #: parameters by which what witnesses say is measured
     promises: Mapping[str, PromiseTensors] = field(
         default_factory=dict
     )  #: output -> parameters, and what is ranked
@@ -101,13 +106,17 @@ def rewrite(
     own: dict[str, Value] = {}
     at_sites: dict[str, SiteTensors] = {}
     chosen: dict[str, Selection] = {}
+    witnesses = _Witnesses(plan, calibration, held_out)
 
     def birth(graph: VarianceGraph, site: Site) -> Value:
         if site.chosen and not chosen:  # all of them at once
             chosen.update(selections(source, graph, plan.sites, plan.heads, settings.candidates))
         query = graph.tensor(site.query, tensors[site.query].dtype or np.float32)
         selection = chosen.get(site.output)
-        value, at_sites[site.output] = own_variance(graph, source, fits[site.output], query, selection)
+        raised = witnesses.beyond(graph, site)
+        value, at_sites[site.output] = own_variance(
+            graph, source, fits[site.output], query, selection, raised
+        )
         own[site.output] = _shaped_like(graph, source, site, query, value)
         return own[site.output]
 
@@ -115,18 +124,12 @@ def rewrite(
         return _scores_alone(plan, fits[plan.sites[0].output])
     result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
     graph = result.graph
-    testimony, witnesses = _testimony(plan, graph, calibration, at_sites, held_out)
+    testimony = witnesses.heard(graph, at_sites)
     prior = {name: float(np.mean(fits[name].prior_var, dtype=np.float64)) for name in own}
     answers = _answers(plan, result, own, prior, at_sites, settings, targets, testimony, labels)
     infos, wanted, roles = _declared(plan, graph, answers)
     spreads, scores = _of_each(answers, "spread"), _scores(answers)
-    ranked = [
-        value
-        for found in answers.values()
-        for one in found.scores.values()
-        for value in (one.score, one.ranked, one.served)
-    ]
-    additions = graph.to_proto([*wanted, *spreads.values(), *ranked])
+    additions = graph.to_proto([*wanted, *spreads.values(), *_ranked(answers)])
     protect(source, additions)
     return Template(
         plan=plan,
@@ -139,7 +142,8 @@ def rewrite(
         scores=scores,
         noise=_of_each(answers, "noise"),
         cuts=result.refused,
-        witnesses=_within(additions, witnesses),
+        witnesses=_within(additions, witnesses.tensors),
+        gauges=_gauges(scores, witnesses),
         promises=_of_each(answers, "promises"),
     )
 
@@ -185,26 +189,62 @@ def _answers(
     return answers
 
 
-def _testimony(
-    plan: Plan,
-    graph: VarianceGraph,
-    calibration: Calibration,
-    at_sites: Mapping[str, SiteTensors],
-    held_out: bool,
-) -> tuple[Testimony, list[SiteTensors]]:
-    """The shares of all places with one query for each sample, the last place first: of sites as they are, of witnesses
-    written here."""
-    shares: dict[str, Value] = {}
-    witnesses: list[SiteTensors] = []
-    for fit in (*reversed(calibration.fits), *reversed(calibration.witnesses)):
-        if fit.site.output in at_sites:
-            share = graph.tensor(at_sites[fit.site.output].share, np.dtype(np.float32))
-        else:
-            share, names = share_at(graph, plan.source, fit)
-            witnesses.append(names)
-        if fit.single and fit.site.query_axes == 2:
-            shares[fit.site.output] = share
-    return Testimony(shares, held_out), witnesses
+class _Witnesses:
+    """What witnesses say, written where the first one asks: their shares stand in front of all variances."""
+
+    def __init__(self, plan: Plan, calibration: Calibration, held_out: bool):
+        self.plan, self.calibration, self.held_out = plan, calibration, held_out
+        self.tensors: list[SiteTensors] = []
+        self.gauges: list[Gauge] = []
+        self._testimony: Testimony | None = None
+
+    def _written(self, graph: VarianceGraph) -> Testimony:
+        if self._testimony is None:
+            self._testimony = Testimony(graph, self.held_out)
+            for fit in reversed(self.calibration.witnesses):
+                share, names = share_at(graph, self.plan.source, fit)
+                self.tensors.insert(0, names)
+                if fit.single and fit.site.query_axes == 2:
+                    self._testimony.shares[fit.site.output] = share
+        return self._testimony
+
+    def beyond(self, graph: VarianceGraph, site: Site) -> Value | None:
+        """How far what lies in front of a site is beyond the ordinary, (N, 1); None where nobody tells, or where a
+        sample has several queries."""
+        fit = next(fit for fit in self.calibration.fits if fit.site.output == site.output)
+        shares = self._written(graph).shares
+        before = self.plan.source.tensors[site.query]
+        places = tuple(place for place in shares if comes_from(before, {place}))
+        if not (fit.single and site.query_axes == 2 and places):
+            return None
+        value, gauge = self._written(graph).beyond(places, f"{site.prefix}/beyond")
+        self.gauges.append(gauge)
+        return value
+
+    def heard(self, graph: VarianceGraph, at_sites: Mapping[str, SiteTensors]) -> Testimony:
+        """All that places with one query for each sample say, the last place first."""
+        testimony = self._written(graph)
+        single = [f for f in reversed(self.calibration.fits) if f.single and f.site.query_axes == 2]
+        sites = {
+            fit.site.output: at_sites[fit.site.output].share for fit in single if fit.site.output in at_sites
+        }
+        of_sites = {place: graph.tensor(share, np.dtype(np.float32)) for place, share in sites.items()}
+        testimony.shares = {**of_sites, **testimony.shares}
+        return testimony
+
+
+def _gauges(scores: Mapping[ScoreKey, ScoreTensors], witnesses: _Witnesses) -> tuple[Gauge, ...]:
+    """Every gauge that is in use, once."""
+    of_scores = [
+        gauge for one in scores.values() if one.witnesses is not None for gauge in one.witnesses.gauges
+    ]
+    return tuple({gauge.centre: gauge for gauge in (*witnesses.gauges, *of_scores)}.values())
+
+
+def _ranked(answers: Mapping[str, Answer]) -> list[Value]:
+    """What `settle` reads of scores."""
+    scores = [one for found in answers.values() for one in found.scores.values()]
+    return [value for one in scores for value in (one.score, one.ranked, one.served)]
 
 
 def _scores(answers: Mapping[str, Answer]) -> dict[ScoreKey, ScoreTensors]:
@@ -307,15 +347,18 @@ def own_variance(
     fit: SiteFit,
     tensor: Value,
     selection: Selection | None = None,
+    beyond: Value | None = None,
 ) -> tuple[Value, SiteTensors]:
-    """amplitude · s / (s + half-way) at one site, in the shape of the site's tensor; both numbers are left open."""
+    """amplitude · s / (s + half-way) at one site, in the shape of the site's tensor; both numbers are left open. It is
+    1 + beyond (N, 1) times that where witnesses find an input beyond the ordinary."""
     site, prefix = fit.site, fit.site.prefix
     share, names = share_at(graph, source, fit, selection)
     with graph.scope(prefix):
         half_way = graph.constant(np.float32(1), names.half_way)
         amplitude = graph.constant(fit.prior_var, names.amplitude)
         levelled = graph.emit("Div", share, share + half_way, names=[names.levelled])
-        scale = restore(graph, site, levelled, selection)
+        raised = levelled if beyond is None else levelled * (1.0 + beyond)
+        scale = restore(graph, site, raised, selection)
         if site.layout is Layout.POOLED:
             scale = graph.expand(
                 scale, like=graph.slice(tensor, site.axis, 0, 1)

@@ -43,7 +43,12 @@ class Choice:
 
 
 def within_budget(
-    plan: Plan, data: DataSource, settings: Settings, budget: float, progress: Progress
+    plan: Plan,
+    data: DataSource,
+    settings: Settings,
+    budget: float,
+    progress: Progress,
+    strange: DataSource | None = None,
 ) -> Choice:
     """The first settings that keep the budget."""
     if not 1 < budget < float("inf"):
@@ -60,7 +65,7 @@ def within_budget(
         if candidate.sites != sites:
             sites, tried, collected = candidate.sites, analyse(plan.source, candidate), None
             require_convertible(tried, candidate)
-        collected = collected or collect(tried, data, candidate, progress)
+        collected = collected or collect(tried, data, candidate, progress, strange)
         calibration = fit(collected, candidate, progress)
         template = rewrite(tried, calibration, candidate)
         model = emit(template, Numbers(calibration.fits), calibration, candidate)

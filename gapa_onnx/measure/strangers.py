@@ -156,6 +156,7 @@ def _agreement(
     if not kept:
         return Check(name, True, "nothing could be compared: rounding chose other neighbours")
     worst, faults = 0.0, set()
+    raised = 1 + _raised(record, converted)
     for at in kept:
         floor = SMALLEST_SHARE / max(_mean_share(record, plain[at]), SMALLEST_SHARE)
         for level in native.keys() & portable.keys():
@@ -164,7 +165,7 @@ def _agreement(
                 if score is not None and score.witnesses is not None:
                     error = _beyond_by_witnesses(converted, score.witnesses, plain[at], a, b)
                 else:
-                    error = _beyond(a, b, role, floor, one_sided=_misses(record))
+                    error = _beyond(a, b, role, floor * raised, raised, one_sided=_misses(record))
                 worst = max(worst, error)
                 faults |= {f"{output} at optimisation {level}: {error:.1e}"} if error > 1 else set()
     detail = "; ".join(sorted(faults)) or f"differences ≤ {worst:.1e} of what single precision allows"
@@ -185,20 +186,31 @@ def _beyond_by_witnesses(
 ) -> float:
     """The largest difference of two scores by witnesses in units of what is allowed.
 
-    A score moves by at most the largest slope times what the logarithm of a share moves by: twice the tolerance of a
+    A score moves by at most all slopes together times what the logarithm of a share moves by: twice the tolerance of a
     share, and SMALLEST_SHARE over it.
     """
     if native.shape != portable.shape or (np.isfinite(native) != np.isfinite(portable)).any():
         return float("inf")
-    slope = max(
-        abs(onnx.numpy_helper.to_array(t)).max()
-        for t in converted.graph.initializer
-        if t.name == witnesses.slope
-    )
-    least = np.min([shares[name].reshape(len(native)) for name in witnesses.shares], axis=0)
-    allowed = slope * (2 * SHARE_TOLERANCE + SMALLEST_SHARE / np.maximum(least, SMALLEST_SHARE))
+    gauges = [gauge for gauge in (witnesses.last, witnesses.earlier) if gauge is not None]
+    least = np.min([shares[name].reshape(len(native)) for gauge in gauges for name in gauge.reads], axis=0)
+    moved = 2 * SHARE_TOLERANCE + SMALLEST_SHARE / np.maximum(least, SMALLEST_SHARE)
+    allowed = _steepest(converted, witnesses) * moved
     known = np.isfinite(native)
     return float((np.abs(native - portable)[known] / allowed[known]).max(initial=0.0))
+
+
+def _steepest(converted: onnx.ModelProto, witnesses: WitnessesRecord, of_last: bool = True) -> float:
+    """By how much a score, or how far witnesses are beyond the ordinary, follows the logarithm of all shares."""
+    gauges = [witnesses.last] * of_last + [witnesses.earlier] * (witnesses.earlier is not None)
+    names = {gauge.slope for gauge in gauges if gauge is not None}
+    slopes = [onnx.numpy_helper.to_array(t) for t in converted.graph.initializer if t.name in names]
+    return float(sum(np.abs(slope).sum() for slope in slopes))
+
+
+def _raised(record: Record, converted: onnx.ModelProto) -> float:
+    """By how much a variance may follow the logarithm of the shares of witnesses, relatively."""
+    told = [score.witnesses for head in record.heads.values() for score in head.scores.values()]
+    return max((_steepest(converted, one, of_last=False) for one in told if one is not None), default=0.0)
 
 
 def _misses(record: Record) -> bool:
@@ -223,12 +235,14 @@ def _numbers(answer: Any) -> Array:
     return np.concatenate([np.ravel(part) for part in parts])
 
 
-def _beyond(native: Array, portable: Array, role: str, floor: float, *, one_sided: bool) -> float:
+def _beyond(
+    native: Array, portable: Array, role: str, floor: float, raised: float = 1.0, *, one_sided: bool
+) -> float:
     """The largest difference in units of what is allowed; infinite where one is a number and the other is not."""
     if native.shape != portable.shape or (np.isfinite(native) != np.isfinite(portable)).any():
         return float("inf")
     known = np.isfinite(native)
-    relative = 2 * SHARE_TOLERANCE + SUMS * float(np.finfo(native.dtype).eps)
+    relative = raised * 2 * SHARE_TOLERANCE + SUMS * float(np.finfo(native.dtype).eps)
     a, b = native[known].astype(np.float64), portable[known].astype(np.float64)
     if role == "probs":
         allowed = np.full(a.shape, PROBABILITY_SLOPE * (relative + floor))

@@ -37,11 +37,10 @@ from gapa_onnx.plan.heads.promises import (
     joined,
 )
 from gapa_onnx.plan.heads.pvalues import emit_flag, read_p_value
-from gapa_onnx.plan.heads.strangeness import emit_entropy
+from gapa_onnx.plan.heads.strangeness import Testimony, emit_entropy
 from gapa_onnx.plan.scores import (
     Scored,
     ScoreValues,
-    Testimony,
     score_rank,
     strange_by_witnesses,
     valid_positions_of,
@@ -77,7 +76,7 @@ def answer(
     own: Mapping[str, Value],
     settings: Settings,
     prior: Mapping[str, float] | None = None,
-    testimony: Testimony = Testimony(),
+    testimony: Testimony | None = None,
     labelled: bool = False,
 ) -> Answer:
     """Emit all that stands beside one output.

@@ -10,8 +10,8 @@ small to be ranked by: without held-out rows p-values go by the shares alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,21 +20,11 @@ from gapa_onnx.plan.frontier import comes_from
 from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads.lengths import LengthTensors, level_score
 from gapa_onnx.plan.heads.pvalues import TableTensors, emit_flag, emit_p_value
-from gapa_onnx.plan.heads.strangeness import WitnessTensors, emit_strangeness
+from gapa_onnx.plan.heads.strangeness import Testimony, WitnessTensors, emit_strangeness
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.masks import tensor_of, valid_in
 
 OLDEST_LEVELLED = 8  # opset from which on Min and Max broadcast
-
-
-@dataclass(frozen=True)
-class Testimony:
-    """What witnesses say, and whether their word is ranked among rows that the model was not fitted to."""
-
-    shares: Mapping[str, Value] = field(
-        default_factory=dict
-    )  #: (N, 1) by the output of a place, one query per sample
-    held_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,21 +85,23 @@ def strange_by_witnesses(
     head: Head,
     spread: Value,
     entropy: Callable[[], Value] | None,
-    testimony: Testimony,
+    testimony: Testimony | None,
 ) -> list[Scored]:
     """The scores of an output by witnesses; by the mean variance `spread` where there are none, or where each position
     has a score of its own, of which witnesses then tell as a whole."""
     plain = Scored("score", spread, score_rank(head), "variance")
     tensor = source.tensors[head.logits]
-    heard = {place: share for place, share in testimony.shares.items() if comes_from(tensor, {place})}
-    if not heard or graph.opset < OLDEST_LEVELLED:
+    if testimony is None or graph.opset < OLDEST_LEVELLED:
+        return [plain]
+    heard = tuple(place for place in testimony.shares if comes_from(tensor, {place}))
+    if not heard:
         return [plain]
     if plain.rank > 1:
         role = "image_score" if head.task is Task.SEGMENTATION else "seq_score"
-        score, _, tensors = emit_strangeness(graph, heard, None, f"{head.output}/{role}")
+        score, _, tensors = emit_strangeness(testimony, heard, None, f"{head.output}/{role}")
         return [plain, Scored(role, score, 1, "witnesses", witnesses=tensors)]
     own = None if entropy is None else entropy()
-    score, by_shares, tensors = emit_strangeness(graph, heard, own, f"{head.output}/score")
+    score, by_shares, tensors = emit_strangeness(testimony, heard, own, f"{head.output}/score")
     ranked = None if testimony.held_out or own is None else by_shares
     return [Scored("score", score, 1, "witnesses", ranked, tensors)]
 

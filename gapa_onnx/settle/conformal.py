@@ -7,7 +7,7 @@ badly a truth fits an answer of the file:
     sets        LAC     -p of the true class
                 APS     the probability of all classes down to the true one, from the most probable on
                 RAPS    the same, and a penalty for each class beyond a few
-    intervals   |y - μ| / σ, the largest over the elements of an output
+    intervals   |y - μ| / (reach · σ), the largest over the elements of an output, with a reach for either side
 
 Deferral (`answered_from`) learns then tests: R(t) is the error of the rows that are answered when the highest
 probability has to reach t. Of n_t such rows k_t are wrong, and where R(t) were above r, so few would be with
@@ -29,6 +29,7 @@ from gapa_onnx.errors import UserError
 COVERAGES = (*(round(0.5 + step / 100, 2) for step in range(50)), 0.995, 0.999)
 ERRORS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 
+SHORTEST = 0.1  # of a side of an interval, over half of what both would be if they were equal
 PENALTY = 0.1  # of RAPS, for each rank that is not free
 STEPS = 100  # lines that deferral tries: so many shares of rows that are answered
 ROWS_TO_COUNT = 4  # known rows for each that is counted on: the others are for fitting
@@ -101,18 +102,40 @@ def level_in(levels: Iterable[str], asked: float, *, most: bool) -> str | None:
 # ------------------------------------------------------------------------------- scores
 
 
-def interval_scores(mean: Array, var: Array, target: Array) -> Array:
-    """The factor of σ (n,) from which on mean ± factor · σ holds the targets of a row, whatever rounding does to the
-    bounds; infinite where something is not finite."""
-    rows, kind = len(mean), np.finfo(var.dtype)
-    mean, std, target = (
-        np.asarray(array, np.float64).reshape(rows, -1) for array in (mean, np.sqrt(var), target)
-    )
-    rounding = kind.eps * (np.abs(mean) + np.abs(target))
+def reaches(mean: Array, var: Array, target: Array, coverage: float) -> Array:
+    """How many σ the middle share of the targets reaches below and above the means: (2, elements).
+
+    Errors may be skewed, as delays are; intervals are shortest where each side leaves out as many.
+    """
+    rows, outside = len(mean), (1 - coverage) / 2
+    mean, std, target = _columns(rows, mean, np.sqrt(var), target)
     with np.errstate(divide="ignore", invalid="ignore"):
-        factors = (np.abs(target - mean) + rounding) / std * (1 + 4 * float(kind.eps))
+        errors = (target - mean) / std  # (n, elements)
+    errors = errors[np.isfinite(errors).all(axis=1)]
+    if not len(errors):
+        return np.ones((2, mean.shape[1]))
+    middle = np.quantile(np.abs(errors), coverage, axis=0)
+    sides = np.stack([-np.quantile(errors, outside, axis=0), np.quantile(errors, 1 - outside, axis=0)])
+    found: Array = np.maximum(sides, SHORTEST * middle)
+    return np.where(found > 0, found, 1.0)
+
+
+def interval_scores(mean: Array, var: Array, target: Array, reach: Array) -> Array:
+    """The factor (n,) of the reaches (2, elements) from which on a row's targets lie between its bounds, whatever
+    rounding does to these; infinite where something is not finite."""
+    rows, kind = len(mean), np.finfo(var.dtype)
+    mean, std, target = _columns(rows, mean, np.sqrt(var), target)
+    rounding = float(kind.eps) * (np.abs(mean) + np.abs(target))
+    error = target - mean
+    unit = std * np.where(error < 0, reach[0], reach[1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = (np.abs(error) + rounding) / unit * (1 + 8 * float(kind.eps))
     found: Array = np.where(np.isfinite(factors), factors, np.inf).max(axis=1, initial=0.0)
     return found
+
+
+def _columns(rows: int, *arrays: Array) -> tuple[Array, ...]:
+    return tuple(np.asarray(array, np.float64).reshape(rows, -1) for array in arrays)
 
 
 def penalties(ranks: Array, coverage: float, classes: int) -> Array:

@@ -63,6 +63,16 @@ class Counting:
             raise UserError(f"no labelled row of {output!r} is left to count on", "label more rows")
         return [np.concatenate(columns) for columns in zip(*parts)]
 
+    def predicted(
+        self, numbers: Numbers, output: str, *, fitting: bool = False
+    ) -> Iterator[tuple[Array, Array, Array]]:
+        """Means, total variances and targets (n, …) of the rows of a part whose targets are known."""
+        total, targets = self.template.roles[output]["total_var"], self.held.targets[output]
+        for positions, found in self.answers(numbers, [output, total], fitting=fitting):
+            true = np.asarray(targets[positions], np.float64).reshape(found[output].shape)
+            known = np.isfinite(true.reshape(len(true), -1)).all(axis=1)
+            yield found[output][known], found[total][known], true[known]
+
     def record(
         self, kind: str, level: float, rows: int, tensor: str, table: conformal.Table
     ) -> PromiseRecord:
@@ -79,6 +89,7 @@ def with_promises(counting: Counting, numbers: Numbers) -> Numbers:
         if counting.settings.max_error is not None:
             numbers = _with(numbers, output, deferral=_deferral(counting, numbers, output))
     for output in counting.held.targets:
+        numbers = _with(numbers, output, reach=_reach(counting, numbers, output))
         numbers = _with(numbers, output, intervals=_intervals(counting, numbers, output))
     return numbers
 
@@ -147,14 +158,22 @@ def _not_kept(asked: float, confidence: float, rows: int, table: conformal.Table
     )
 
 
+def _reach(counting: Counting, numbers: Numbers, output: str) -> Array:
+    """How far intervals reach to either side, from part A: (2, …) in the shape of a row."""
+    parts = list(counting.predicted(numbers, output, fitting=True))
+    mean, var, true = (np.concatenate(columns) for columns in zip(*parts))
+    found = conformal.reaches(mean, var, true, counting.settings.coverage)
+    return found.astype(np.float32).reshape(2, *mean.shape[1:])  # as the file holds them
+
+
 def _intervals(counting: Counting, numbers: Numbers, output: str) -> PromiseRecord:
-    roles, targets = counting.template.roles[output], counting.held.targets_in(counting.held.counting)
-    parts = []
-    for positions, found in counting.answers(numbers, [output, roles["total_var"]]):
-        true = targets[output][positions].reshape(found[output].shape)
-        known = np.isfinite(true.reshape(len(true), -1)).all(axis=1)
-        total = found[roles["total_var"]]
-        parts.append(conformal.interval_scores(found[output][known], total[known], true[known]))
+    reach = numbers.promises[output].reach
+    assert reach is not None
+    flat = reach.reshape(2, -1)
+    parts = [
+        conformal.interval_scores(mean, var, true, flat)
+        for mean, var, true in counting.predicted(numbers, output)
+    ]
     scores = np.concatenate(parts) if parts else np.empty(0)
     coverage = counting.settings.coverage
     table = conformal.lines(scores, coverage, output)

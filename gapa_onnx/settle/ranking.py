@@ -1,4 +1,4 @@
-"""Rank scores: put witnesses on one scale, and keep what ordinary inputs score.
+"""Put what witnesses say on one scale, and rank scores by what ordinary inputs score.
 
 Everything is found on left-out calibration rows. A score that witnesses make is computed here from their shares; any
 other is read off the graph. Where rows are held out, those of part B are ranked instead, as the file itself scores them.
@@ -16,9 +16,9 @@ from gapa_onnx.emit.numbers import Numbers, ScoreNumbers
 from gapa_onnx.emit.rewrite import ScoreKey, Template
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration
-from gapa_onnx.plan.heads.strangeness import WitnessTensors, combined, scales
+from gapa_onnx.plan.heads.strangeness import ENTROPY, Gauge, WitnessTensors
 from gapa_onnx.plan.scores import ScoreTensors
-from gapa_onnx.record import ScoreRecord, WitnessesRecord
+from gapa_onnx.record import GaugeRecord, ScoreRecord, WitnessesRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.held_out import FileRun, answers_in
 from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample, Purpose
@@ -29,17 +29,36 @@ from gapa_onnx.settle.tail import Tail
 LEFT_OUT = "left-out calibration rows"
 
 
+def entropies(template: Template) -> list[str]:
+    """The entropies that scores are made of, which the graph tells."""
+    return [name for gauge in template.gauges if gauge.kind is ENTROPY for name in gauge.reads]
+
+
 def tensors_of_scores(template: Template) -> list[str]:
     """What has to be read off the graph to rank its scores."""
-    names: list[str] = []
+    names = entropies(template)
     for one in template.scores.values():
-        if one.witnesses is None:
-            names.append(one.ranked)
-        elif one.witnesses.entropy is not None:
-            names.append(one.witnesses.entropy)
-        if one.lengths is not None:
-            names.append(one.lengths.lengths)
+        names += [one.ranked] if one.witnesses is None else []
+        names += [one.lengths.lengths] if one.lengths is not None else []
     return list(dict.fromkeys(names))
+
+
+def gauged(template: Template, sample: LeftOutSample, numbers: Numbers) -> Numbers:
+    """Find the scale of everything that witnesses say. It depends on no other number: shares and entropies do not."""
+    if not template.gauges:
+        return numbers
+    tail = Tail(template, entropies(template))
+    columns: dict[str, list[Array]] = {gauge.centre: [] for gauge in template.gauges}
+    for batch in sample.batches(Purpose.SCORES):
+        answers = tail(batch, numbers.fits)
+        for gauge in template.gauges:
+            columns[gauge.centre].append(_columns(batch, answers, gauge))
+    found = {
+        gauge.centre: gauge.fitted(np.concatenate(columns[gauge.centre]))
+        for gauge in template.gauges
+        if columns[gauge.centre]
+    }
+    return replace(numbers, gauges=found)
 
 
 def ranked(
@@ -52,7 +71,7 @@ def ranked(
         answers = tail(batch, numbers.fits)
         rows += len(batch.positions)
         for one in drawn.values():
-            one.add(batch, answers)
+            one.add(batch, answers, numbers)
     found = {key: one.numbers(template, rows, settings) for key, one in drawn.items()}
     lost = {
         output: "; no threshold, as every score on the data is NaN"
@@ -103,14 +122,16 @@ class _Drawn:
     def __init__(self, tensors: ScoreTensors, seed: int):
         self.tensors = tensors
         self.scores = ScoreSample(seed)
-        self.columns: list[Array] = []  # (n, columns) of witnesses
-        self.values: list[Array] = []  # (n,) of scores that are levelled
+        self.values: list[Array] = []  # (n,) of scores that are levelled or combined
         self.lengths: list[Array] = []  # (n,)
 
-    def add(self, batch: LeftOutBatch, answers: dict[str, Array]) -> None:
+    def add(self, batch: LeftOutBatch, answers: dict[str, Array], numbers: Numbers) -> None:
         tensors, witnesses = self.tensors, self.tensors.witnesses
         if witnesses is not None:
-            self.columns.append(_columns(batch, answers, witnesses))
+            by_shares = tensors.ranked != tensors.score
+            gauges = [g for g in witnesses.gauges if not (by_shares and g.kind is ENTROPY)]
+            parts = [g(_columns(batch, answers, g), *numbers.gauges[g.centre]) for g in gauges]
+            self.values.append(np.sum(parts, axis=0))
         elif tensors.lengths is not None:
             self.values.append(answers[tensors.ranked].astype(np.float64))
         else:
@@ -120,11 +141,7 @@ class _Drawn:
 
     def numbers(self, template: Template, rows: int, settings: Settings) -> ScoreNumbers | None:
         """The numbers of the score; None where none of the rows has one."""
-        combination, level = None, None
-        if self.columns:
-            columns = np.concatenate(self.columns)
-            combination = scales(columns, self._has_entropy)
-            self.values = [self._by_witnesses(columns, combination)]
+        level = None
         if self.values:
             values = np.concatenate(self.values)
             level = self._levels(values, settings)
@@ -135,22 +152,11 @@ class _Drawn:
         ordinary = thinned(values, MOST_ORDINARY["rows" if len(values) <= rows else "positions"])
         record = self._record(template, values, rows, settings, level)
         table = None if level is None else level.table(self._logarithmic)
-        return ScoreNumbers(record, ordinary, 1 - settings.ood_quantile, combination, table)
+        return ScoreNumbers(record, ordinary, 1 - settings.ood_quantile, table)
 
     @property
     def _logarithmic(self) -> bool:
         return self.tensors.lengths is not None and self.tensors.lengths.logarithmic
-
-    def _by_witnesses(self, columns: Array, combination: tuple[Array, Array]) -> Array:
-        """What p-values rank: all columns, or those of shares alone."""
-        whole = self.tensors.ranked == self.tensors.score
-        count = columns.shape[1] - (self._has_entropy and not whole)
-        centre, slope = (numbers[:count] for numbers in combination)
-        return combined(columns[:, :count], centre, slope, self._has_entropy and whole)
-
-    @property
-    def _has_entropy(self) -> bool:
-        return self.tensors.witnesses is not None and self.tensors.witnesses.entropy is not None
 
     def _levels(self, values: Array, settings: Settings) -> LengthFit | None:
         if self.tensors.lengths is None:
@@ -186,15 +192,20 @@ class _Drawn:
         )
 
 
-def _columns(batch: LeftOutBatch, answers: dict[str, Array], witnesses: WitnessTensors) -> Array:
-    """(n, columns): the shares of the witnesses and the entropy, as the graph has them."""
-    parts = [batch.shares[place] for place in witnesses.places]
-    if witnesses.entropy is not None:
-        parts.append(answers[witnesses.entropy])
+def _columns(batch: LeftOutBatch, answers: dict[str, Array], gauge: Gauge) -> Array:
+    """(n, columns): the shares or entropies that a gauge reads."""
+    parts = [answers[name] if gauge.kind is ENTROPY else batch.shares[name] for name in gauge.reads]
     return np.concatenate(parts, axis=1).astype(np.float64)
 
 
 def _witnesses_record(template: Template, witnesses: WitnessTensors) -> WitnessesRecord:
     shares = {place.output: place.share for place in template.places}
-    names = tuple(shares[place] for place in witnesses.places)
-    return WitnessesRecord(names, witnesses.entropy, witnesses.centre, witnesses.slope)
+
+    def told(gauge: Gauge | None) -> GaugeRecord | None:
+        if gauge is None:
+            return None
+        return GaugeRecord(tuple(shares.get(name, name) for name in gauge.reads), gauge.centre, gauge.slope)
+
+    last = told(witnesses.last)
+    assert last is not None
+    return WitnessesRecord(last, told(witnesses.earlier), told(witnesses.entropy))

@@ -1,9 +1,10 @@
 """Step 5, settle: find the numbers of a template from what it computes for left-out calibration rows.
 
+    gauge       the scale of what each witness says
     weigh       several sites: factors of τ and A, so that each counts in the score
     scale       targets given: τ of all sites, by how far predictions are off
     temperature labels given: of the logits, and τ of all sites
-    rank        the scale of each witness, ordinary scores, and the level of flags
+    rank        the scores of ordinary inputs, and the level of flags
     noise       targets given: σ²(h) of the targets, from residuals beside the left-out variance
     promises    targets or labels given: sets, intervals and deferral, counted on rows of their own
 
@@ -30,7 +31,7 @@ from gapa_onnx.settle.held_out import take_in
 from gapa_onnx.settle.left_out import FROM_TRUTH, LeftOutSample, Purpose, leave_out
 from gapa_onnx.settle.noise import fit_noise
 from gapa_onnx.settle.promises import Counting, with_promises
-from gapa_onnx.settle.ranking import ranked, ranked_by_held_out, tensors_of_scores
+from gapa_onnx.settle.ranking import gauged, ranked, ranked_by_held_out, tensors_of_scores
 from gapa_onnx.settle.scaling import scaled_by_targets
 from gapa_onnx.settle.tail import Tail
 from gapa_onnx.settle.temperature import tempered
@@ -56,7 +57,8 @@ def settle(
     sample, fitting = _samples(template, calibration, data, settings, held, purposes, progress)
     scored = tensors_of_scores(template)
     wanted = [*_spreads(template), *_beside_targets(template, targets)]
-    tail = Tail(template, wanted or scored)
+    numbers = gauged(template, sample, numbers)
+    tail = Tail(template, wanted or scored, numbers)
     if Purpose.WEIGHING in purposes:
         numbers = weighed(template, sample, numbers, tail, settings.seed, progress)
     if held is not None:

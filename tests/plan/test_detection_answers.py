@@ -13,9 +13,11 @@ import onnx
 import pytest
 from support import detectors
 from support.dense_shares import kernel
+from support.ordinary import counted_p, ordinary_scores
 
 import gapa_onnx
 from gapa_onnx.model.splice import extract
+from gapa_onnx.record import require
 from gapa_onnx.sessions.inference import open_model
 
 CANDIDATES = 12
@@ -106,7 +108,7 @@ def own_variances(answers):
         assert fit.k == len(points)
         query = np.moveaxis(answers.values[site.query].astype(np.float64), site.axis, -1)
         rows = query.reshape(-1, query.shape[-1])
-        if fit.metric == "direction":
+        if fit.geometry.metric == "direction":
             rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
         gram = kernel(points, points, fit.length_scale) + fit.jitter * np.eye(len(points))
         to_rows = kernel(points, rows, fit.length_scale)
@@ -290,8 +292,15 @@ def test_the_score_of_an_image_is_over_all_that_was_asked(form):
             found.append(fit.scale * share / (1 + max(fit.scale / fit.ceiling - 1, 0) * share))
         np.testing.assert_allclose(answers["image_score"][row], np.concatenate(found).mean(), rtol=1e-4)
     assert answers["image_score"].shape == (3,)
-    for scores, flags in (("score", "ood"), ("image_score", "image_ood")):
-        assert answers[flags].shape == answers[scores].shape
+    head = require(answers.conversion.model, "it").heads[answers.detector.classes.tensor]
+    assert set(head.scores) == {"score", "image_score"}
+    for role, record in head.scores.items():
+        whose = role.removesuffix("score")
+        ordinary = ordinary_scores(answers.conversion.model, record)
+        p, flags = answers[f"{whose}pvalue"], answers[f"{whose}ood"]
+        assert flags.shape == answers[role].shape
+        np.testing.assert_array_equal(p, counted_p(ordinary, answers[role]))
+        np.testing.assert_array_equal(flags, ~(p > np.float32(0.05)))
 
 
 @pytest.mark.parametrize("form", ["yolov5", "yolox"])

@@ -84,7 +84,7 @@ def test_the_head_reads_exact_logits(name):
     rows = np.concatenate([ROWS[:40], 4 * ROWS[40:60]])
     assert np.allclose(softmax(logits(rows)), probabilities(source, rows), atol=2e-6)
 
-    converted = gapa_onnx.convert(model, {"X": ROWS}, k=10)
+    converted = gapa_onnx.convert(model, {"X": ROWS}, k=10, score="variance")
     assert all(check.passed for check in converted.checks)
     ((output, head),) = require(converted.model, "it").heads.items()
     assert head.task == "classification" and head.link == "softmax" and head.axis == 1
@@ -153,7 +153,7 @@ def test_naive_bayes_ends_in_a_spelled_out_softmax():
 def test_the_full_covariance_of_a_pair():
     """-z/2 and z/2 move against each other: the split is that of one normal z, by quadrature in float64."""
     model = pipelines.sigmoid_pair(ONE, scaled=False)
-    converted = gapa_onnx.convert(model, {"X": ROWS}, k=10, covariance="full")
+    converted = gapa_onnx.convert(model, {"X": ROWS}, k=10, covariance="full", score="variance")
     assert all(check.passed for check in converted.checks)
     record = require(converted.model, "it")
     outputs, rows = record.heads["probabilities"].outputs, 2 * ROWS[:60]

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from support import pipelines
+from support.ordinary import counted_p, ordinary_scores
 
 import gapa_onnx
 from gapa_onnx.cli import main
@@ -74,7 +75,7 @@ def test_a_score_and_nothing_else(name):
     assert all(check.passed for check in conversion.checks), conversion.checks
     record, head = said(conversion)
     assert list(record.heads) == [output] and head.task == "none" and head.score_only
-    assert set(head.outputs) == {"score", "ood"} and head.score.kind == "share"
+    assert set(head.outputs) == {"score", "pvalue", "ood"} and head.score.kind == "share"
     assert head.reason.startswith("score only: no variance passes ")
     (site,) = record.sites
     assert site.query == query and site.metric == "standardised" and not record.cuts
@@ -82,6 +83,7 @@ def test_a_score_and_nothing_else(name):
     assert [value.name for value in conversion.model.graph.output] == [
         *before,
         f"{output}_score",
+        f"{output}_pvalue",
         f"{output}_ood",
     ]
     score, flag = asked(conversion, {"X": SMALL})
@@ -126,7 +128,8 @@ def test_the_score_in_float64():
         score, flag = asked(conversion, {"X": fed}, native=native)
         # Rounding of the features to single precision moves small shares, which are differences of nearly equal numbers.
         assert np.allclose(score, expected, rtol=2e-3, atol=2e-6)
-        assert (flag == ~(score < np.float32(said(conversion)[1].score.threshold))).all()
+        p = counted_p(ordinary_scores(conversion.model, said(conversion)[1].score), score)
+        assert (flag == ~(p > np.float32(0.05))).all()
     assert np.ptp(expected) > 0.01
 
 
@@ -157,7 +160,7 @@ def test_a_column_that_never_moves_keeps_its_unit():
     rows = SMALL.copy()
     rows[:, 1] = 7
     conversion = gapa_onnx.convert(pipelines.forest_regressor(WIDTH), {"X": rows}, k=20)
-    centre, factors = conversion.calibration.fits[0].whitening
+    ((centre, factors),) = [block.linear for block in conversion.calibration.fits[0].geometry.blocks]
     assert centre[1] == 7 and factors[1] == 1
     assert np.allclose(factors[[0, 2, 3]], 1 / rows[:, [0, 2, 3]].astype(np.float64).std(axis=0), rtol=1e-5)
     moved = rows[:5].copy()
@@ -261,7 +264,10 @@ def test_a_score_can_be_asked_for():
     conversion = gapa_onnx.convert(model, {"x": SMALL / UNITS.astype(np.float32)}, k=20, sites="score-only")
     assert all(check.passed for check in conversion.checks)
     _, head = said(conversion)
-    assert set(head.outputs) == {"score", "ood"} and head.reason == "score only: no variance is asked for"
+    assert (
+        set(head.outputs) == {"score", "pvalue", "ood"}
+        and head.reason == "score only: no variance is asked for"
+    )
     with pytest.raises(UserError, match="needs a variance"):
         planned("float[n, 3] y", "", sites="score-only", task="classification")
 
@@ -303,7 +309,8 @@ def test_what_commands_say(files, capsys):
     assert main(["threshold", out, "--quantile", "0.5", "-o", str(files / "half.onnx"), "--data", held]) == 0
     capsys.readouterr()
     assert main(["run", str(files / "half.onnx"), "--data", held]) == 0
-    assert "output_probability: 500 of 1000 beyond the threshold" in capsys.readouterr().out
+    # (1 + 499) / 1001 ≤ 0.5 < (1 + 500) / 1001
+    assert "output_probability: 499 of 1000 beyond the threshold" in capsys.readouterr().out
 
 
 def test_evaluate_tells_strange_rows_and_nothing_else(files, capsys):

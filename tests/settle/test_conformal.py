@@ -17,6 +17,7 @@ from gapa_onnx.settle.conformal import (
     lines,
     lines_by_class,
     penalties,
+    reaches,
     rows_needed,
 )
 
@@ -96,18 +97,34 @@ def test_bounds_in_single_precision_hold_the_targets(size):
     mean = (size * generator.normal(size=(5000, 2)) + size).astype(np.float32)
     var = np.float32(generator.uniform(1e-3, 1, size=(5000, 2)))
     target = mean.astype(np.float64) + np.sqrt(var) * generator.normal(size=(5000, 2))
-    factor = interval_scores(mean, var, target).astype(np.float32)[:, None]
-    reach = np.sqrt(var) * factor
-    assert ((mean - reach <= target) & (target <= mean + reach)).all()
-    plain = (np.abs(target - mean) / np.sqrt(var)).max(axis=1)
-    slack = 1e-6 + 4e-7 * (np.abs(mean) + np.abs(target)).max(axis=1) / np.sqrt(var).min(axis=1)
+    sides = np.float32([[0.5, 2], [1, 3]])
+    factor = interval_scores(mean, var, target, sides.astype(np.float64)).astype(np.float32)[:, None]
+    unit = np.sqrt(var) * factor
+    assert ((mean - unit * sides[0] <= target) & (target <= mean + unit * sides[1])).all()
+    error = target - mean
+    plain = np.maximum(error / sides[1], -error / sides[0])
+    plain = (plain / np.sqrt(var)).max(axis=1)
+    slack = 1e-6 + 8e-7 * (np.abs(mean) + np.abs(target)).max(axis=1) / np.sqrt(var).min(axis=1)
     assert (factor[:, 0] >= plain * (1 - 1e-7)).all() and (factor[:, 0] - plain <= slack + 1e-6 * plain).all()
 
 
 def test_a_score_without_a_number_is_infinite():
     mean, var = np.zeros((4, 1), np.float32), np.float32([[1], [np.nan], [0], [np.inf]])
-    scores = interval_scores(mean, var, np.array([[1.0], [0], [1], [1]]))
+    scores = interval_scores(mean, var, np.array([[1.0], [0], [1], [1]]), np.ones((2, 1)))
     assert scores[0] == pytest.approx(1, abs=1e-5) and np.isinf(scores[1:3]).all() and scores[3] == 0
+
+
+def test_reaches_are_quantiles_of_either_side():
+    generator = np.random.default_rng(5)
+    var = generator.uniform(0.5, 2, size=(20_000, 1)).astype(np.float32)
+    mean = generator.normal(size=(20_000, 1)).astype(np.float32)
+    skewed = generator.exponential(size=(20_000, 1)) - 1
+    found = reaches(mean, var, mean + np.sqrt(var) * skewed, 0.9)
+    np.testing.assert_allclose(found[:, 0], [1 + np.log(0.95), -np.log(0.05) - 1], rtol=0.05)
+    above = reaches(mean, var, mean + np.sqrt(var), 0.9)  # nothing lies below
+    np.testing.assert_allclose(above[:, 0], [0.1, 1], rtol=1e-4)
+    np.testing.assert_array_equal(reaches(mean, var, mean, 0.9), 1)
+    np.testing.assert_array_equal(reaches(mean, np.full_like(var, np.nan), mean, 0.9), 1)
 
 
 def test_penalties_begin_behind_the_ranks_that_are_needed():

@@ -236,9 +236,13 @@ def test_intervals_are_the_mean_and_so_many_standard_deviations(regression):
     promise = read(regression).heads["y"].intervals
     x, y = noisy_data(5000, 3)
     found = run(regression, x)
-    reach = np.sqrt(found["y_total_var"].astype(np.float64)) * promise.table["0.9"][0]
-    np.testing.assert_allclose(found["y_lower"], found["y"] - reach, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found["y_upper"], found["y"] + reach, rtol=1e-4, atol=1e-4)
+    reach = onnx.numpy_helper.to_array(
+        next(t for t in regression.graph.initializer if t.name == "y/interval/reach")
+    )
+    unit = np.sqrt(found["y_total_var"].astype(np.float64)) * promise.table["0.9"][0]
+    assert reach.shape == (2, 1) and (reach > 0).all()
+    np.testing.assert_allclose(found["y_lower"], found["y"] - unit * reach[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["y_upper"], found["y"] + unit * reach[1], rtol=1e-4, atol=1e-4)
     covered = ((found["y_lower"] <= y) & (y <= found["y_upper"])).mean()
     assert abs(covered - 0.9) < 4 * np.sqrt(0.09 / 300 + 0.09 / 5000)
     assert promise.kind == "interval" and promise.rows == 300 and promise.holds == "exactly"

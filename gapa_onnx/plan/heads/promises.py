@@ -5,7 +5,7 @@
                       lac   -p        aps   Σ of the probabilities down to the class        raps   that + penalty(rank)
                       -2 of the most probable class, which is so in every set, and counts as covered wherever it is true
     defer         true unless the highest probability reaches a line
-    lower, upper  y ∓ factor · sqrt(total variance)
+    lower, upper  y ∓ factor · reach · sqrt(total variance); reach has two numbers per element, for below and above
 
 What is not a number is never sure: such a class is in its set, and such a row is deferred.
 """
@@ -39,7 +39,8 @@ class PromiseTensors:
     penalties: str | None = None  #: parameter of raps, by rank
     confidence: str | None = None  #: highest probability of each row
     answered_from: str | None = None  #: parameter
-    factor: str | None = None  #: parameter, of σ
+    factor: str | None = None  #: parameter, of all reaches
+    reach: str | None = None  #: parameter (2, …), of σ downwards and upwards, for each element of a row
 
 
 def joined(one: PromiseTensors, other: PromiseTensors) -> PromiseTensors:
@@ -56,14 +57,16 @@ class Promises:
     deferral: PromiseRecord | None = None
     intervals: PromiseRecord | None = None
     penalties: Array | None = field(default=None, repr=False)
+    reach: Array | None = field(default=None, repr=False)
 
     def tensors(self, names: PromiseTensors) -> dict[str, Array]:
         """The numbers of the parameters, by the names that they have in the graph."""
         found: dict[str, Array] = {}
         if self.temperature is not None and names.temperature is not None:
             found[names.temperature] = np.asarray(1 / self.temperature.value)
-        if self.penalties is not None and names.penalties is not None:
-            found[names.penalties] = self.penalties
+        for name, numbers in ((names.penalties, self.penalties), (names.reach, self.reach)):
+            if name is not None and numbers is not None:
+                found[name] = numbers
         for promise in (self.sets, self.deferral, self.intervals):
             if promise is not None:
                 found[promise.tensor] = line_of(promise)
@@ -154,7 +157,12 @@ def emit_interval(
 ) -> tuple[Mapping[str, Value], PromiseTensors]:
     """Lower and upper bound of an output, in its shape and in the type of its variance."""
     factor = graph.constant(np.asarray(np.inf, total.dtype), f"{head.output}/interval/factor")
+    reach = graph.constant(np.ones(2, total.dtype), f"{head.output}/interval/reach")
     with graph.scope(f"{head.output}/interval"):
-        reach = total.sqrt() * factor
-        mean = graph.cast(mean, total.dtype)
-        return {"lower": mean - reach, "upper": mean + reach}, PromiseTensors(factor=factor.name)
+        down, up = (
+            graph.emit("Gather", reach, graph.constant(np.int64(side)), axis=0, dtype=total.dtype)
+            for side in (0, 1)
+        )
+        unit, mean = total.sqrt() * factor, graph.cast(mean, total.dtype)
+        bounds = {"lower": mean - unit * down, "upper": mean + unit * up}
+    return bounds, PromiseTensors(factor=factor.name, reach=reach.name)

@@ -1,102 +1,147 @@
 """How strange an input is, by all witnesses together: the shares of several places and the entropy of the prediction.
 
-Each column x (a share, or the entropy) is put on the scale of ordinary inputs,
+Each of these numbers x is put on the scale of ordinary inputs,
 
-    z = (log x − centre) · slope      0 at the median of ordinary inputs, 1 at the quantile .95
+    z = (log x − median) / (quantile .95 − median)          0 at the median of ordinary inputs, 1 where few are beyond
 
 and added up: the last place as it is, the entropy where it is not small, earlier places where they are beyond the
 ordinary,
 
-    score = z_last + ½ softplus(2 z_entropy) + Σ softplus(4 (z_earlier − 1.25))
+    beyond = Σ softplus(4 (z_earlier − 1.25))
+    score  = z_last + beyond + ½ softplus(2 z_entropy)
 
 An early place knows nothing of classes, and what it finds ordinary may still be of none; a network may be sure of what
 it has never seen. So neither takes anything away. The score increases strictly in every share, also beyond all that was
-seen. What it is of what was chosen on is in docs/defaults.md.
+seen. The variance of a site is 1 + beyond times what its own place says: had variance been born at the earlier places,
+it would have arrived there too. What was chosen on what is in docs/defaults.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
-FAINTEST = {"share": 1e-12, "entropy": 1e-7}  # what is 0 has no logarithm
 QUANTILE = 0.95  # of ordinary inputs, that is at 1
 NARROWEST = (
     0.05  # between the median and that quantile: where all data are alike, every difference would be huge
 )
-EARLIER = 4.0, 1.25  # slope and beginning of what earlier places add
-ENTROPY = 2.0, 0.0  # the same of the entropy, and of this ½
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one kind of number enters: steepness · (z − start), through a softplus or as it is."""
+
+    faintest: float  #: what is 0 has no logarithm
+    steepness: float = 1.0
+    start: float = 0.0
+    bent: bool = False  #: through a softplus
+    weight: float = 1.0
+
+
+LAST = Kind(1e-12)
+EARLIER = Kind(1e-12, 4.0, 1.25, True)
+ENTROPY = Kind(1e-7, 2.0, 0.0, True, 0.5)
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """Numbers of one kind and the parameters that they are measured by: (log x − centre) · slope."""
+
+    kind: Kind
+    reads: tuple[str, ...]  #: the outputs of the places whose shares they are, or the tensor of entropies
+    centre: str  #: parameter (columns,)
+    slope: str  #: parameter (columns,)
+
+    def fitted(self, columns: Array) -> tuple[Array, Array]:
+        """Centre and slope from the numbers (n, columns) of ordinary inputs."""
+        logs = np.log(np.maximum(columns, self.kind.faintest))
+        finite = logs[np.isfinite(logs).all(axis=1)]
+        if not len(finite):
+            return np.zeros(columns.shape[1]), np.ones(columns.shape[1])
+        median = np.median(finite, axis=0)
+        unit = np.maximum(np.quantile(finite, QUANTILE, axis=0) - median, NARROWEST)
+        return median + self.kind.start * unit, self.kind.steepness / unit
+
+    def __call__(self, columns: Array, centre: Array, slope: Array) -> Array:
+        """What numbers (n, columns) add to a score, (n,), as the graph computes it."""
+        z = (np.log(np.maximum(columns, self.kind.faintest)) - centre) * slope
+        found: Array = self.kind.weight * (np.logaddexp(0, z) if self.kind.bent else z).sum(axis=1)
+        return found
 
 
 @dataclass(frozen=True)
 class WitnessTensors:
-    """Names of the tensors that a score is combined from."""
+    """What a score is combined from."""
 
-    places: tuple[str, ...]  #: the outputs of the places whose shares are columns, the last place first
-    entropy: str | None  #: tensor (N, 1), the last column; None without classes
-    centre: str  #: parameter (columns,)
-    slope: str  #: parameter (columns,)
+    last: Gauge
+    earlier: Gauge | None
+    entropy: Gauge | None
+
+    @property
+    def gauges(self) -> tuple[Gauge, ...]:
+        return tuple(gauge for gauge in (self.last, self.earlier, self.entropy) if gauge is not None)
+
+
+@dataclass
+class Testimony:
+    """What witnesses say, written once for all that ask."""
+
+    graph: VarianceGraph
+    held_out: bool = False  #: whether their word is ranked among rows that the model was not fitted to
+    shares: dict[str, Value] = field(
+        default_factory=dict
+    )  #: (N, 1) by the output of a place, one query per sample
+    _measured: dict[tuple[Kind, tuple[str, ...]], tuple[Value, Gauge]] = field(default_factory=dict)
+
+    def measured(self, kind: Kind, numbers: Mapping[str, Value], prefix: str) -> tuple[Value, Gauge]:
+        """Emit what numbers (N, 1), by what they are read from, add to a score: (N, 1)."""
+        key = (kind, tuple(numbers))
+        if key not in self._measured:
+            self._measured[key] = self._emit(kind, numbers, prefix)
+        return self._measured[key]
+
+    def _emit(self, kind: Kind, numbers: Mapping[str, Value], prefix: str) -> tuple[Value, Gauge]:
+        graph, columns = self.graph, list(numbers.values())
+        dtype, count = columns[0].dtype, len(columns)
+        centre = graph.constant(np.zeros(count, dtype), f"{prefix}/centre")
+        slope = graph.constant(np.ones(count, dtype), f"{prefix}/slope")
+        with graph.scope(prefix):
+            together = graph.emit("Concat", *columns, axis=1) if count > 1 else columns[0]
+            z = (graph.emit("Log", graph.at_least(together, kind.faintest)) - centre) * slope
+            found = graph.emit("Softplus", z) if kind.bent else z
+            found = graph.reduce("ReduceSum", found, [1]) if count > 1 else found
+            found = found if kind.weight == 1 else found * kind.weight
+        return found, Gauge(kind, tuple(numbers), centre.name, slope.name)
+
+    def beyond(self, places: tuple[str, ...], prefix: str) -> tuple[Value, Gauge]:
+        """Emit how far earlier places are beyond the ordinary, (N, 1)."""
+        return self.measured(EARLIER, {place: self.shares[place] for place in places}, prefix)
 
 
 def emit_strangeness(
-    graph: VarianceGraph, shares: Mapping[str, Value], entropy: Value | None, prefix: str
+    testimony: Testimony, places: tuple[str, ...], entropy: Value | None, prefix: str
 ) -> tuple[Value, Value, WitnessTensors]:
-    """Emit the score (N,) of shares (N, 1), of which the last place comes first, and the entropy (N, 1); and the same by
-    shares alone."""
-    columns = [*shares.values(), *([] if entropy is None else [entropy])]
-    kind, count, places = columns[0].dtype, len(columns), len(shares)
-    centre = graph.constant(np.zeros(count, kind), f"{prefix}/centre")
-    slope = graph.constant(np.ones(count, kind), f"{prefix}/slope")
+    """Emit the score (N,) of places, the last of which comes first, and the entropy (N, 1); and the same by shares alone."""
+    graph, (last, *earlier) = testimony.graph, places
+    score, of_last = testimony.measured(LAST, {last: testimony.shares[last]}, f"{last}/gapa/z")
+    of_earlier = of_entropy = None
+    if earlier:
+        beyond, of_earlier = testimony.beyond(tuple(earlier), f"{last}/gapa/beyond")
+        with graph.scope(prefix):
+            score = score + beyond
+    by_shares = score
+    if entropy is not None:
+        added, of_entropy = testimony.measured(ENTROPY, {entropy.name: entropy}, f"{prefix}/entropy")
+        with graph.scope(prefix):
+            score = score + added
     with graph.scope(prefix):
-        together = graph.emit("Concat", *columns, axis=1) if count > 1 else columns[0]
-        floor = graph.constant(_floors(places, entropy is not None).astype(kind))
-        z = (graph.emit("Log", graph.at_least(together, floor)) - centre) * slope
-        by_shares = graph.slice(z, 1, 0, 1) if count > 1 else z
-        if places > 1:
-            earlier = _softplus(graph, graph.slice(z, 1, 1, places), *EARLIER)
-            by_shares = by_shares + (graph.reduce("ReduceSum", earlier, [1]) if places > 2 else earlier)
-        score = by_shares
-        if entropy is not None:
-            score = by_shares + 0.5 * _softplus(graph, graph.slice(z, 1, places, None), *ENTROPY)
         score, by_shares = graph.squeeze(score, [1]), graph.squeeze(by_shares, [1])
-    tensors = WitnessTensors(
-        tuple(shares), None if entropy is None else entropy.name, centre.name, slope.name
-    )
-    return score, by_shares, tensors
-
-
-def _softplus(graph: VarianceGraph, z: Value, slope: float, start: float) -> Value:
-    return graph.emit("Softplus", (z - start) * slope if start else z * slope)
-
-
-def _floors(places: int, entropy: bool) -> Array:
-    return np.array([FAINTEST["share"]] * places + [FAINTEST["entropy"]] * entropy)
-
-
-def scales(columns: Array, entropy: bool) -> tuple[Array, Array]:
-    """Centre and slope of each column (n, c) of ordinary inputs; the last is the entropy, if that is said."""
-    logs = np.log(np.maximum(columns, _floors(columns.shape[1] - entropy, entropy)))
-    finite = logs[np.isfinite(logs).all(axis=1)]
-    if not len(finite):
-        return np.zeros(columns.shape[1]), np.ones(columns.shape[1])
-    centre = np.median(finite, axis=0)
-    return centre, 1 / np.maximum(np.quantile(finite, QUANTILE, axis=0) - centre, NARROWEST)
-
-
-def combined(columns: Array, centre: Array, slope: Array, entropy: bool) -> Array:
-    """The score (n,) of columns (n, c) as the graph computes it."""
-    places = columns.shape[1] - entropy
-    z = (np.log(np.maximum(columns, _floors(places, entropy))) - centre) * slope
-    score = z[:, 0] + np.logaddexp(0, EARLIER[0] * (z[:, 1:places] - EARLIER[1])).sum(axis=1)
-    if entropy:
-        score = score + 0.5 * np.logaddexp(0, ENTROPY[0] * (z[:, -1] - ENTROPY[1]))
-    found: Array = score
-    return found
+    return score, by_shares, WitnessTensors(of_last, of_earlier, of_entropy)
 
 
 def emit_entropy(graph: VarianceGraph, logits: Value, link: str, scope: str) -> Value:
