@@ -64,11 +64,11 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
-def by_module(module: str) -> Callable[[list[Row]], str]:
-    """The section that a benchmark writes itself, by its function `section(rows)`, without its title."""
+def by_module(module: str, function: str = "section") -> Callable[[list[Row]], str]:
+    """The section that a benchmark writes itself, by a function of the rows, without its title."""
 
     def section(rows: list[Row]) -> str:
-        lines = importlib.import_module(module).section(rows).lstrip().splitlines()
+        lines = getattr(importlib.import_module(module), function)(rows).lstrip().splitlines()
         return "\n".join(lines[1:] if lines[0].startswith("## ") else lines).strip() + "\n"
 
     return section
@@ -317,6 +317,13 @@ SECTIONS = (
     ("Classification", "classification.csv", "benchmarks/paper/classification.py", classification),
     ("Networks trained in other ways", "recipes.csv", "benchmarks/paper/recipes.py", recipes),
     ("Rotation", "rotation.csv", "benchmarks/paper/rotation.py --only mnist", rotation),
+    ("CIFAR-10", "cifar.csv", "benchmarks/paper/cifar/run.py", by_module("cifar.page")),
+    (
+        "Near the training set",
+        "near.csv",
+        "benchmarks/paper/cifar/run.py --nets near",
+        by_module("cifar.page", "near"),
+    ),
     ("Regression", "regression.csv", "benchmarks/paper/regression.py", by_module("regression_page")),
     ("Segmentation", "segmentation.csv", "benchmarks/paper/segmentation.py", by_module("segmentation")),
 )
