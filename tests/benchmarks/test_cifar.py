@@ -124,6 +124,22 @@ def test_other_number_formats_stay_near(module, tmp_path):
         assert np.abs(found - exact).max() < most * np.ptp(exact)
 
 
+def test_a_network_that_is_not_the_published_one_stops_the_run(module, tmp_path):
+    pytest.importorskip("sklearn")
+    import onnx
+
+    nets, task, run = module("cifar.nets"), module("cifar.task"), module("cifar.run")
+    path = tmp_path / "net.onnx"
+    onnx.save(nets.resnet(weights(1)), path)
+    x = np.random.default_rng(1).normal(size=(8, 3, 32, 32)).astype(np.float32)
+    chosen = task._session(onnx.load(path)).run(["logits"], {"x": x})[0].argmax(axis=1)
+    labels = np.where(np.arange(8) % 4, chosen, (chosen + 1) % 10)  # right on three of four
+    it = task.Task("net", path, x, labels, x[4:], labels[4:], {}, held_out=(x[:4], labels[:4]))
+    run.require_published(it, 0.75)
+    with pytest.raises(SystemExit, match="0.7500 of the test images"):
+        run.require_published(it, 0.9173)
+
+
 def test_torch_trains_the_same_network(module):
     torch = pytest.importorskip("torch")
     nets, training, task = module("cifar.nets"), module("cifar.near_training"), module("cifar.task")
