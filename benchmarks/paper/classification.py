@@ -20,7 +20,6 @@ needs Jacobians of all weights, takes few rows, and writes to benchmarks/cache/q
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -31,17 +30,16 @@ import faiss
 import numpy as np
 import torch
 from converted import CONVERTED, Converted, source_predictor
-from peers import PEERS, Answer, Fitted, Predict, Row, in_batches
+from measuring import Fitted, beside, in_batches, quality
+from peers import PEERS, Row
 from training import DATA_SETS, HERE, QUICK, Problem, Scale, problem
 
 from backbones import CACHE, DATA, images  # isort: skip  (training puts benchmarks/ on the path)
 from lines import Lines, machine, say  # isort: skip
 from gapa_onnx.measure import bench
-from gapa_onnx.measure.evaluation import metrics
 
 ROWS: tuple[Row, ...] = (*PEERS, *CONVERTED)
 KEY = ("data", "row", "seed")
-TIMED_SECONDS = 2.0  # that the timing of a slow method may take
 
 
 def main() -> None:
@@ -130,25 +128,6 @@ def measured(row: Row, task: Problem, outside: np.ndarray) -> dict[str, Any]:
 MAP = PEERS[0]
 
 
-def quality(known: Answer, strange: Answer, labels: np.ndarray) -> dict[str, Any]:
-    entropies = [metrics.entropy_rows(answer.probs) for answer in (known, strange)]
-    top = known.probs.argmax(axis=1)
-    bins = metrics.bin_sums(known.probs.max(axis=1), top == labels)
-    figures = {
-        "acc": (top == labels).mean(),
-        "nll": metrics.log_loss_rows(known.probs, labels).mean(),
-        "ece": metrics.expected_calibration_error(bins),
-        "ood": auroc(*entropies),
-        "bald": auroc(known.bald, strange.bald),
-        "score": auroc(known.score, strange.score),
-    }
-    return {name: "" if value is None else round(float(value), 5) for name, value in figures.items()}
-
-
-def auroc(inside: np.ndarray | None, outside: np.ndarray | None) -> float | None:
-    return None if inside is None else metrics.detection(inside, outside)["auroc"]
-
-
 def timing(row: Row, fitted: Fitted, task: Problem, x: np.ndarray) -> dict[str, Any]:
     """Time over MAP's for one batch; empty where MAP against itself says that the machine was too busy."""
     if isinstance(row, Converted):
@@ -161,34 +140,9 @@ def timing(row: Row, fitted: Fitted, task: Problem, x: np.ndarray) -> dict[str, 
             parts=False,
         ).comparison
     else:
-        plainly = MAP.fit(task).predict
-        for attempt in range(bench.ATTEMPTS):
-            found = bench.summary(readings(plainly, fitted.predict, x, task.scale.rounds * 2**attempt))
-            if found.sound:
-                break
+        found = beside(MAP.fit(task).predict, fitted.predict, x, task.scale.rounds)
     ratio = round(found.ratio, 3) if found.sound else ""
     return {"batch": len(x), "ratio": ratio, "control": round(found.control, 3)}
-
-
-def readings(plainly: Predict, method: Predict, x: np.ndarray, rounds: int) -> np.ndarray:
-    """Seconds of MAP, MAP again and the method, which take turns: (3, rounds), fewer where a run is long."""
-    runs = (plainly, plainly, method)
-    once = [min(_seconds(run, x, 1) for _ in range(2)) for run in runs]
-    repeats = [max(1, int(bench.SHORTEST / seconds)) for seconds in once]
-    repeats = [min(repeats[:2])] * 2 + repeats[2:]  # the same for both sides of the control
-    rounds = max(len(bench.ORDERS), min(rounds, int(TIMED_SECONDS / max(once))))
-    seconds = np.empty((3, rounds))
-    for number in range(rounds):
-        for position in bench.ORDERS[number % len(bench.ORDERS)]:
-            seconds[position, number] = _seconds(runs[position], x, repeats[position])
-    return seconds
-
-
-def _seconds(run: Predict, x: np.ndarray, repeat: int) -> float:
-    started = time.thread_time()
-    for _ in range(repeat):
-        run(x)
-    return (time.thread_time() - started) / repeat
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import Answer, Predict, Row
+from measuring import Answer, Predict
+from peers import Row
 from scipy.special import softmax
 from training import Problem
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import csv
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import tex_tables
+from tables import Row, table
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # for what the sections of others import
@@ -38,8 +39,6 @@ PAPER_MODE = "GAPA-Diag"
 NEAR_PAPER = {"nll": 0.010, "ood": 0.015, "bald": 0.010}
 WANTED_AUROC = {"mnist": 0.985, "fashion_mnist": 0.995}
 
-Row = dict[str, str]
-
 
 def main() -> None:
     parts = [
@@ -59,16 +58,11 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
-
-
-def by_module(module: str) -> Callable[[list[Row]], str]:
-    """The section that a benchmark writes itself, by its function `section(rows)`, without its title."""
+def by_module(module: str, function: str = "section") -> Callable[[list[Row]], str]:
+    """The section that a benchmark writes itself, by a function of the rows, without its title."""
 
     def section(rows: list[Row]) -> str:
-        lines = importlib.import_module(module).section(rows).lstrip().splitlines()
+        lines = getattr(importlib.import_module(module), function)(rows).lstrip().splitlines()
         return "\n".join(lines[1:] if lines[0].startswith("## ") else lines).strip() + "\n"
 
     return section
@@ -317,6 +311,13 @@ SECTIONS = (
     ("Classification", "classification.csv", "benchmarks/paper/classification.py", classification),
     ("Networks trained in other ways", "recipes.csv", "benchmarks/paper/recipes.py", recipes),
     ("Rotation", "rotation.csv", "benchmarks/paper/rotation.py --only mnist", rotation),
+    ("CIFAR-10", "cifar.csv", "benchmarks/paper/cifar/run.py", by_module("cifar.page")),
+    (
+        "Near the training set",
+        "near.csv",
+        "benchmarks/paper/cifar/run.py --nets near",
+        by_module("cifar.page", "near"),
+    ),
     ("Regression", "regression.csv", "benchmarks/paper/regression.py", by_module("regression_page")),
     ("Segmentation", "segmentation.csv", "benchmarks/paper/segmentation.py", by_module("segmentation")),
 )

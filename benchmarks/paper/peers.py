@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import faiss
 import numpy as np
 import torch
+from measuring import Answer, Fitted, Predict, from_samples
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp, softmax
 from sklearn.covariance import EmpiricalCovariance
@@ -29,32 +30,10 @@ from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from training import CLASSES, Problem, plain
 
-from gapa_onnx.measure.evaluation import metrics
-
 PASSES = 20  # of MC dropout
 DRAWS = 100  # of the logits, for laplace-torch's predictive
 NEIGHBOURS = 50
 RIDGE = 1e-3  # share of the identity in a class's covariance; tanh units that saturate make it singular
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a method says about n inputs."""
-
-    probs: np.ndarray  #: (n, c)
-    bald: np.ndarray | None = None  #: (n,) epistemic part of the entropy
-    score: np.ndarray | None = None  #: (n,) larger for stranger inputs
-
-
-Predict = Callable[[np.ndarray], Answer]
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A method ready for use, and what it took to get there from the trained network, in CPU seconds."""
-
-    predict: Predict
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -78,24 +57,6 @@ class Row:
         started = time.process_time()
         predict = self.prepare(problem)
         return Fitted(predict, time.process_time() - started + own)
-
-
-def in_batches(predict: Predict, x: np.ndarray, batch: int) -> Answer:
-    parts = [predict(x[start : start + batch]) for start in range(0, len(x), batch)]
-
-    def joined(name: str) -> np.ndarray | None:
-        values = [getattr(part, name) for part in parts]
-        return None if values[0] is None else np.concatenate(values)
-
-    return Answer(joined("probs"), joined("bald"), joined("score"))
-
-
-def from_samples(logits: np.ndarray) -> Answer:
-    """Mean probabilities, H(mean p) − mean H(p) and mean variance of the logits, from draws (s, n, c)."""
-    draws = softmax(logits.astype(np.float64), axis=-1)
-    probs = draws.mean(axis=0)
-    bald = metrics.entropy_rows(probs) - metrics.entropy_rows(draws).mean(axis=0)
-    return Answer(probs, bald, logits.var(axis=0).mean(axis=-1))
 
 
 # ------------------------------------------------------------------------ sampling
@@ -138,26 +99,41 @@ def ensemble(problem: Problem) -> Predict:
 
 def laplace(weights: str, structure: str) -> Callable[[Problem], Predict]:
     def prepare(problem: Problem) -> Predict:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecations inside the packages
-            from laplace import Laplace
-            from laplace.curvature import BackPackGGN, CurvlinopsGGN
-
-            # The backends agree; BackPACK is the cheaper one for diagonals.
-            backend = BackPackGGN if structure == "diag" else CurvlinopsGGN
-            net = deepcopy(plain(problem.net))
-            posterior = Laplace(net, "classification", weights, structure, backend=backend)
-            posterior.fit(problem.loader(1000 if structure == "full" else 250))
-            posterior.optimize_prior_precision(method="marglik", n_steps=problem.scale.prior_steps, lr=0.2)
-
-        def predict(x: np.ndarray) -> Answer:
-            generator = torch.Generator().manual_seed(problem.seed)
-            draws = posterior.functional_samples(torch.from_numpy(x), n_samples=DRAWS, generator=generator)
-            return from_samples(draws.detach().numpy())
-
-        return predict
+        loader = problem.loader(1000 if structure == "full" else 250)
+        return posterior(
+            plain(problem.net), loader, weights, structure, steps=problem.scale.prior_steps, seed=problem.seed
+        )
 
     return prepare
+
+
+def posterior(
+    net: torch.nn.Module,
+    loader: torch.utils.data.DataLoader,
+    weights: str,
+    structure: str,
+    *,
+    steps: int,
+    seed: int,
+) -> Predict:
+    """laplace-torch on a network: the linearised predictive, its prior precision by that many steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside the packages
+        from laplace import Laplace
+        from laplace.curvature import BackPackGGN, CurvlinopsGGN
+
+        # The backends agree; BackPACK is the cheaper one for diagonals.
+        backend = BackPackGGN if structure == "diag" else CurvlinopsGGN
+        fitted = Laplace(deepcopy(net), "classification", weights, structure, backend=backend)
+        fitted.fit(loader)
+        fitted.optimize_prior_precision(method="marglik", n_steps=steps, lr=0.2)
+
+    def predict(x: np.ndarray) -> Answer:
+        generator = torch.Generator().manual_seed(seed)
+        draws = fitted.functional_samples(torch.from_numpy(x), n_samples=DRAWS, generator=generator)
+        return from_samples(draws.detach().numpy())
+
+    return predict
 
 
 # --------------------------------------------------------------- features of the net

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from classification import arguments, chosen, matching, one_thread
 from converted import Converted, predictor
-from peers import Predict, Row, in_batches
+from measuring import Predict, in_batches
+from peers import Row
 from scipy.ndimage import rotate
 from training import Problem, problem
 

@@ -4,22 +4,48 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[2] / "shared" / "paper" / "gapa.tex"
-KEPT = HERE / "results" / "paper_classification.csv"
-LABEL = "tab:results_classif_runtime_internal"
-COLUMNS = ("acc", "nll", "ece", "ood", "bald", "fit_seconds", "test_seconds")
-DATA_SETS = ("mnist", "fashion_mnist")  #: in the order of the table's column groups
+KEPT = HERE / "results"
 
 Row = dict[str, str]
 
 
-def classification(source: Path = SOURCE, kept: Path = KEPT) -> list[Row]:
-    """A row per data set and method; [] where neither the paper nor the CSV is here."""
+@dataclass(frozen=True)
+class Table:
+    """A table whose lines are methods and whose columns come in groups."""
+
+    label: str  #: in the source
+    kept: str  #: the name of its CSV
+    key: str  #: what a group is
+    groups: tuple[str, ...]  #: in the order of the table
+    columns: tuple[str, ...]  #: of each group
+
+
+CLASSIFICATION = Table(
+    "tab:results_classif_runtime_internal",
+    "paper_classification.csv",
+    "data",
+    ("mnist", "fashion_mnist"),
+    ("acc", "nll", "ece", "ood", "bald", "fit_seconds", "test_seconds"),
+)
+CIFAR = Table(
+    "tab:resnet_full",
+    "paper_cifar.csv",
+    "net",
+    ("resnet20", "resnet32", "resnet44", "resnet56"),
+    ("acc", "nll", "ood", "fit_seconds", "test_seconds"),
+)
+
+
+def rows_of(table: Table, source: Path = SOURCE, folder: Path = KEPT) -> list[Row]:
+    """A row per group and method; [] where neither the paper nor the CSV is here."""
+    kept = folder / table.kept
     if source.exists():
-        rows = parse(source.read_text(), source.name)
+        rows = parse(source.read_text(), source.name, table)
         with open(kept, "w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
@@ -30,22 +56,32 @@ def classification(source: Path = SOURCE, kept: Path = KEPT) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def parse(text: str, origin: str) -> list[Row]:
+def classification() -> list[Row]:
+    return rows_of(CLASSIFICATION)
+
+
+def cifar() -> list[Row]:
+    return rows_of(CIFAR)
+
+
+def parse(text: str, origin: str, table: Table = CLASSIFICATION) -> list[Row]:
     """The table's cells as they are printed; `origin` says where they are from."""
-    place = text.index(rf"\label{{{LABEL}}}")
+    place = text.index(rf"\label{{{table.label}}}")
     start = text.index(r"\midrule", place) + len(r"\midrule")
     body = _unformatted(text[start : text.index(r"\bottomrule", start)])
-    found = []
+    width, found = len(table.columns), []
     for line in body.split(r"\\"):
         name, *cells = (cell.strip() for cell in line.split("&"))
         if not cells:
             continue  # what follows the last line
-        if len(cells) != len(DATA_SETS) * len(COLUMNS):
-            raise ValueError(f"{name!r} in {LABEL} has {len(cells)} cells")
-        for number, data in enumerate(DATA_SETS):
-            part = cells[number * len(COLUMNS) : (number + 1) * len(COLUMNS)]
-            figures = {column: "" if cell == "---" else cell for column, cell in zip(COLUMNS, part)}
-            found.append({"data": data, "row": name, **figures, "origin": f"{origin}, {LABEL}"})
+        if len(cells) != len(table.groups) * width:
+            raise ValueError(f"{name!r} in {table.label} has {len(cells)} cells")
+        for number, group in enumerate(table.groups):
+            part = cells[number * width : (number + 1) * width]
+            figures = {
+                column: "" if set(cell) == {"-"} else cell for column, cell in zip(table.columns, part)
+            }
+            found.append({table.key: group, "row": name, **figures, "origin": f"{origin}, {table.label}"})
     return found
 
 

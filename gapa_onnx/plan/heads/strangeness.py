@@ -7,7 +7,7 @@ Each of these numbers x is put on the scale of ordinary inputs,
 and added up: the last place as it is, the entropy where it is not small, earlier places where they are beyond the
 ordinary,
 
-    beyond = Σ softplus(4 (z_earlier − 1.25))
+    beyond = Σ softplus(4 (z_earlier − 1))
     score  = z_last + beyond + ½ softplus(2 z_entropy)
 
 An early place knows nothing of classes, and what it finds ordinary may still be of none; a network may be sure of what
@@ -44,7 +44,7 @@ class Kind:
 
 
 LAST = Kind(1e-12)
-EARLIER = Kind(1e-12, 4.0, 1.25, True)
+EARLIER = Kind(1e-12, 4.0, 1.0, True)
 ENTROPY = Kind(1e-7, 2.0, 0.0, True, 0.5)
 
 
