@@ -13,6 +13,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from gapa_onnx.record import FORMAT
+
 _TYPES = {"b": TensorProto.BOOL, "i": TensorProto.INT64, "f": TensorProto.FLOAT}
 KEY = "gapa_onnx"
 EMPTY_SCORE = {
@@ -24,7 +26,7 @@ EMPTY_SCORE = {
 }
 #: The record of a file that holds nothing yet, as JSON has it.
 EMPTY_RECORD: dict[str, Any] = {
-    "format": 2,
+    "format": FORMAT,
     "version": "0",
     "source": {"file": None, "sha256": "", "opset": 17, "producer": ""},
     "settings": {},
