@@ -83,21 +83,11 @@ def convert(
         .parquet, `loader.py:function`), a dict of arrays, an iterable of dicts, or an onnxruntime
         CalibrationDataReader.
     out: where to write; None writes nothing.
-<<<<<<< HEAD
     targets: for regression, the true values of the held-out rows, or of the calibration rows where there are none: they
         set the scale of the variance, teach the noise head and count the intervals. NaN for rows that were fitted to.
     labels: for classification, the true classes of the same rows, -1 for fitted ones; a few hundred suffice.
     held_out: rows that the model was not trained on: what is promised then holds exactly for inputs like them.
     strange: inputs that the model is not made for: distances are chosen by these, not by some made of the data.
-=======
-    targets: for regression, the true values of the held-out rows, or of the calibration rows where there are
-        none (an array, or a .npy, .npz or .csv file): they set the scale of the variance and teach the noise
-        head, and count the intervals. NaN for rows that the model was fitted to, which say little about its errors.
-    labels: for classification, the true classes of the same rows, or maps of them, -1 for fitted ones: they set a
-        temperature, and count the sets. A few hundred suffice.
-    held_out: rows that the model was not trained on, in any form that `calib` takes: what is promised then
-        holds exactly for inputs like them. One part of them is for fitting, the other for counting alone.
->>>>>>> guarantees
     budget: how many times the source model's time the result may take; settings that cost more are made cheaper.
     allow_uncovered: write the file also where part of an output varies with the data and gets no variance.
     settings: a `Settings`; single choices can be given by name instead (`k=20, sites="all"`).

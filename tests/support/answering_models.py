@@ -19,11 +19,7 @@ _TYPES = {"b": TensorProto.BOOL, "i": TensorProto.INT64, "f": TensorProto.FLOAT}
 KEY = "gapa_onnx"
 #: The record of a file that holds nothing yet, as JSON has it.
 EMPTY_RECORD: dict[str, Any] = {
-<<<<<<< HEAD
-    "format": 3,
-=======
     "format": FORMAT,
->>>>>>> guarantees
     "version": "0",
     "source": {"file": None, "sha256": "", "opset": 17, "producer": ""},
     "settings": {},
