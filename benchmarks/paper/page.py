@@ -318,6 +318,7 @@ SECTIONS = (
     ("Networks trained in other ways", "recipes.csv", "benchmarks/paper/recipes.py", recipes),
     ("Rotation", "rotation.csv", "benchmarks/paper/rotation.py --only mnist", rotation),
     ("Regression", "regression.csv", "benchmarks/paper/regression.py", by_module("regression_page")),
+    ("Promises", "guarantees.csv", "benchmarks/paper/guarantees.py", by_module("guarantees_page")),
     ("Segmentation", "segmentation.csv", "benchmarks/paper/segmentation.py", by_module("segmentation")),
 )
 
