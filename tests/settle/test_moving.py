@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from support.labelled_rows import SMALL, converted, net, rows, run
 from support.small_models import noisy_data, noisy_net
 
 import gapa_onnx
@@ -16,8 +17,6 @@ from gapa_onnx.compiler import convert
 from gapa_onnx.errors import UserError
 from gapa_onnx.record import read
 from gapa_onnx.settle.moving import move_promises, promises
-
-from .test_promises import SMALL, converted, net, rows, run
 
 
 def answers(path: Path, x: np.ndarray) -> dict[str, np.ndarray]:
