@@ -65,7 +65,8 @@ def promised(head: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("calibrated", f"{text}, {t['nll_before']:.4g} before"))
     for name, text in PROMISES.items():
         if name in head:
-            found.append(("promise", promise_line(head[name], text)))
+            of = "pixels of an image, in the mean," if head["task"] == "segmentation" else "rows"
+            found.append(("promise", promise_line(head[name], text.replace("rows", of))))
     return found
 
 

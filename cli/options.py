@@ -86,7 +86,7 @@ Labels = Annotated[
     typer.Option(
         "--labels",
         metavar="FILE",
-        help="For classification: true classes (.npy, .npz, .csv) of the --held-out rows, or of --calib where none are "
+        help="For classification: true classes (.npy, .npz, .csv; maps of them for segmentation) of the --held-out rows, or of --calib where none are "
         "given; -1 for rows that the model was fitted to. They calibrate the probabilities, and sets hold them. A few "
         "hundred suffice.",
         rich_help_panel=PROMISES,

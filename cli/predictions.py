@@ -199,7 +199,7 @@ def _columns(
     else:
         var = roles.get("total_var", roles.get("var"))  # with the noise, where it is known
         columns = _error_bars(labels[:most], mean, None if var is None else arrays[var])
-    return columns + _scores(roles, arrays), left
+    return columns + _promised(roles, arrays) + _scores(roles, arrays), left
 
 
 def _best_candidate(arrays: Arrays, head: Mapping[str, Any]) -> list[Column]:
@@ -224,6 +224,23 @@ def _best_candidate(arrays: Arrays, head: Mapping[str, Any]) -> list[Column]:
     columns.append(("its score", [f"{value:.4g}" for value in arrays[roles["score"]][:, 0]]))
     for label, role in (("image score", "image_score"), ("image ood", "image_ood")):
         columns.append((label, [_cell(value, None) for value in arrays[roles[role]]]))
+    return columns
+
+
+def _promised(roles: Mapping[str, str], arrays: Arrays) -> list[Column]:
+    """The set of classes, whether a row is deferred, and the interval of a single number."""
+    columns: list[Column] = []
+    if "set" in roles:
+        chosen = [np.flatnonzero(row) for row in arrays[roles["set"]]]
+        cells = [
+            ", ".join(map(str, row[:MOST_COLUMNS])) + ", …" * (len(row) > MOST_COLUMNS) for row in chosen
+        ]
+        columns.append(("set", cells))
+    if "defer" in roles:
+        columns.append(("defer", [_cell(value, None) for value in arrays[roles["defer"]]]))
+    if "lower" in roles and arrays[roles["lower"]][:1].size == 1:
+        ends = zip(_flat(arrays[roles["lower"]])[:, 0], _flat(arrays[roles["upper"]])[:, 0])
+        columns.append(("interval", [f"{lower:.4g} … {upper:.4g}" for lower, upper in ends]))
     return columns
 
 

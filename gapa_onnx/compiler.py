@@ -148,14 +148,15 @@ def known_rows(
     `given` are the held-out rows, targets and labels, as the user gave them.
     """
     held_out, targets, labels = given
-    require_labels(settings, labels is not None)
     if held_out is None and targets is None and labels is None:
+        require_labels(settings, plan, None)
         return None
     rows, whose = data, "calibration"
     if held_out is not None:
         rows, whose = open_data(held_out, plan.source.inputs, images, batch_size), "held-out"
     numbers = {} if targets is None else read_targets(targets, plan.heads, rows, whose)
     classes = {} if labels is None else read_labels(labels, plan, rows, whose)
+    require_labels(settings, plan, None if labels is None else classes)
     errors = settings.max_error is not None or settings.per_class == "yes"
     return hold_out(rows, None if held_out is None else data, numbers, classes, errors, settings.seed)
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ Line = dict[str, Any]
 # ------------------------------------------------------------------------------- regression
 
 
-def regression_lines(name: str, options: argparse.Namespace) -> Iterator[Line]:
+def regression_lines(name: str, splits: Sequence[int], options: argparse.Namespace) -> Iterator[Line]:
     with np.load(options.data / "regression" / f"{REGRESSION[name]}.npz") as arrays:
         x, y = arrays["x"].astype(np.float32), arrays["y"].astype(np.float64).reshape(-1)
     # Some rows are there twice; a row that the network was trained on is none to hold out.
@@ -127,7 +127,7 @@ def regression_lines(name: str, options: argparse.Namespace) -> Iterator[Line]:
     fitted, unseen = order[: int(0.6 * len(order))], order[int(0.6 * len(order)) :]
     settings = Settings(task="regression")
     net = Fitted(_network(name, x[fitted], y[fitted], options), x[fitted][:CALIBRATION_ROWS], settings)
-    for split in range(options.splits):
+    for split in splits:
         rows = np.random.default_rng(1000 + split).permutation(unseen)
         held, test = np.split(rows, [min(len(rows) // 2, MOST_HELD_OUT)])
         test = test[:MOST_TEST]
@@ -188,11 +188,11 @@ class Labelled:
     y: np.ndarray
 
 
-def class_lines(name: str, options: argparse.Namespace) -> Iterator[Line]:
+def class_lines(name: str, splits: Sequence[int], options: argparse.Namespace) -> Iterator[Line]:
     task, settings = _labelled(name, options), Settings(task="classification", coverage=COVERAGE[name])
     net = Fitted(task.model, task.calib, settings)
     (output,) = [value.name for value in task.model.graph.output]
-    for split in range(options.splits):
+    for split in splits:
         order = np.random.default_rng(split).permutation(len(task.x))
         held, test = order[:LABELS], order[LABELS:]
         for kind in ("lac", "aps", "raps"):
@@ -317,18 +317,19 @@ def main() -> int:
     parser.add_argument("--cifar", type=Path, help="CIFAR-10 as x_train, x_test, y_test in one .npz")
     parser.add_argument("--only", nargs="*", choices=[*REGRESSION, *COVERAGE])
     parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="the table; results/guarantees.csv")
     parser.add_argument("--quick", action="store_true", help="two sets, two splits, short training")
     options = parser.parse_args()
     everything = [name for name in (*REGRESSION, *COVERAGE) if options.cifar or not name.startswith("resnet")]
     names = options.only or (["kin8nm", "mnist"] if options.quick else everything)
     options.splits = 2 if options.quick else options.splits
-    out = (CACHE / "quick" if options.quick else HERE / "results") / "guarantees.csv"
+    out = options.out or (CACHE / "quick" if options.quick else HERE / "results") / "guarantees.csv"
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = Lines(out, ("data", "split", "method"), fresh=options.quick)
     for name in names:
-        if all(lines.has(name, split, _last_method(name)) for split in range(options.splits)):
-            continue
-        for line in (regression_lines if name in REGRESSION else class_lines)(name, options):
+        splits = [one for one in range(options.splits) if not lines.has(name, one, _last_method(name))]
+        made = regression_lines if name in REGRESSION else class_lines
+        for line in made(name, splits, options) if splits else ():
             lines.add({column: line.get(column, "") for column in COLUMNS} | machine())
     for text in summary(lines.rows):
         print(text)

@@ -40,7 +40,9 @@ class HeldOut:
     counting: Array = field(repr=False)  #: part B, one bool per row
     exact: bool  #: False where the rows are calibration rows
     targets: Truth = field(default_factory=dict, repr=False)  #: NaN where not known
-    labels: Truth = field(default_factory=dict, repr=False)  #: whole numbers, -1 where not known
+    labels: Truth = field(
+        default_factory=dict, repr=False
+    )  #: whole numbers, one or a map, -1 where not known
 
     @property
     def rows(self) -> int:
@@ -55,7 +57,10 @@ class HeldOut:
 
     def labels_in(self, part: Array) -> dict[str, Array]:
         """The labels by output, -1 for all rows outside of a part."""
-        return {output: np.where(part, values, -1) for output, values in self.labels.items()}
+        inside = {output: values.copy() for output, values in self.labels.items()}
+        for values in inside.values():
+            values[~part] = -1
+        return inside
 
 
 def hold_out(
@@ -156,7 +161,7 @@ def _known(targets: Truth, labels: Truth) -> Array | None:
     found: list[Array] = []
     for values in targets.values():
         found.append(np.all(np.isfinite(values.reshape(len(values), -1).astype(np.float64)), axis=1))
-    found += [values >= 0 for values in labels.values()]
+    found += [np.any(values.reshape(len(values), -1) >= 0, axis=1) for values in labels.values()]
     if len({len(one) for one in found}) > 1:
         raise UserError(
             f"targets and labels differ in rows: {', '.join(str(len(one)) for one in found)}",

@@ -99,6 +99,55 @@ def level_in(levels: Iterable[str], asked: float, *, most: bool) -> str | None:
     return (max if most else min)(keeping, key=float, default=None)
 
 
+# ------------------------------------------------------------------------------- risk of pixels
+
+
+class PixelRisk:
+    """Conformal risk control: lines at which the pixels of new images miss their set in a small mean share.
+
+    With L_i(t) the share of the pixels of image i whose score is above t, the smallest t of a grid with
+
+        (Σ L_i(t) + 1) / (n + 1) ≤ 1 - coverage
+
+    keeps the expectation of L(t) for a new image (Angelopoulos et al., 2022): pixels of one image go together, so images
+    are what is counted.
+    """
+
+    #: Fine near 0 and near 1, where the scores of small sets and of sums of probabilities lie.
+    GRID = np.concatenate(
+        [[-2.0], -(10.0 ** -np.arange(0, 10, 0.01)), [0.0], 1 - 10.0 ** -np.arange(0.01, 7, 0.01), [1.01]]
+    )
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._missed = np.zeros(
+            len(self.GRID) + 1
+        )  # by the first point of the grid that is not below a score
+
+    def add(self, scores: Array) -> None:
+        """Take in the scores (pixels,) of the true classes of one image."""
+        self.rows += 1
+        # Rounded up by what single precision loses: the file compares with the number that it holds.
+        places = np.searchsorted(self.GRID.astype(np.float32), scores.astype(np.float32), side="left")
+        self._missed += np.bincount(places, minlength=len(self._missed)) / len(scores)
+
+    def lines(self, coverage: float, output: str) -> Table:
+        """The line of the asked coverage, and of all others that so many images reach."""
+        needed = rows_needed(coverage)
+        if self.rows < needed:
+            raise UserError(
+                f"coverage {coverage:g} of {output!r} needs {needed} images to count on, and there are {self.rows}",
+                f"label about {ROWS_TO_COUNT * needed} images that the model was not fitted to, or ask for less",
+            )
+        above = self._missed.sum() - np.cumsum(self._missed)[:-1]  # Σ L_i at each point of the grid
+        table: Table = {}
+        for level in sorted({*COVERAGES, coverage}):
+            kept = np.flatnonzero(above + 1 <= (1 - level) * (self.rows + 1) + ROUNDING)
+            if len(kept):
+                table[f"{level:g}"] = (float(np.float32(self.GRID[kept[0]])),)
+        return table
+
+
 # ------------------------------------------------------------------------------- scores
 
 

@@ -18,6 +18,7 @@ from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration
+from gapa_onnx.plan.head import Task
 from gapa_onnx.plan.heads.promises import CERTAIN, Promises
 from gapa_onnx.record import PromiseRecord
 from gapa_onnx.settings import Settings
@@ -108,7 +109,26 @@ def _penalised(counting: Counting, numbers: Numbers, output: str) -> Numbers:
     return _with(numbers, output, penalties=found)
 
 
+def _pixel_sets(counting: Counting, numbers: Numbers, output: str, axis: int) -> PromiseRecord:
+    """Of maps of labels: the mean share of the pixels of an image whose class is in its set."""
+    names, settings, risk = counting.template.promises[output], counting.settings, conformal.PixelRisk()
+    labels, wanted = counting.held.labels[output], str(names.set_scores)
+    for positions, found in counting.answers(numbers, [wanted]):
+        every = np.moveaxis(found[wanted], axis, -1).reshape(len(positions), -1, found[wanted].shape[axis])
+        true = labels[positions].reshape(len(positions), -1)
+        scores = np.take_along_axis(every, np.maximum(true, 0)[..., None], axis=-1)[..., 0]
+        scores = np.where(np.isnan(scores), CERTAIN, scores)
+        for row in range(len(positions)):
+            if (true[row] >= 0).any():
+                risk.add(scores[row, true[row] >= 0])
+    table = risk.lines(settings.coverage, output)
+    return counting.record(settings.sets, settings.coverage, risk.rows, str(names.set_line), table)
+
+
 def _sets(counting: Counting, numbers: Numbers, output: str) -> PromiseRecord:
+    head = next(head for head in counting.template.plan.heads if head.output == output)
+    if head.task is Task.SEGMENTATION and head.axis is not None:
+        return _pixel_sets(counting, numbers, output, head.axis)
     names, settings = counting.template.promises[output], counting.settings
     labels, every = counting.labelled(numbers, output, [str(names.set_scores)])
     scores = np.take_along_axis(every, labels[:, None], axis=1)[:, 0].astype(np.float64)

@@ -13,7 +13,7 @@ where few rows are all predicted rightly. One T for all classes leaves the most 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.errors import UserError
-from gapa_onnx.plan.heads.promises import Promises
+from gapa_onnx.plan.heads.promises import Promises, PromiseTensors
 from gapa_onnx.plan.labels import require_classes
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import TemperatureRecord
@@ -36,6 +36,7 @@ FACTORS = 10.0 ** np.arange(
 )  # at which variances are computed; between them by their logarithms
 STEPS = np.arange(-1.5, 1.55, 0.1)  # of log10 κ
 WIDEST = 4.0  # of |log T|
+PLACES = 64  # of each map of labels: those of one image say much the same
 GOLDEN = (math.sqrt(5) - 1) / 2
 ROUNDS = 30  # of the golden section: log T is then known to 5e-6
 
@@ -47,6 +48,7 @@ class Logits:
     mean: Array  #: (n, classes)
     var: Array  #: (factors, n, classes), or (factors, n, 1) where they enter by their mean
     labels: Array  #: (n,)
+    rows: int  #: that they are of; more than one may be a pixel of the same
 
     def losses(self, temperature: float, var: Array) -> Array:
         """Loss (n,) at a temperature, with variances (n, classes) or (n, 1)."""
@@ -80,7 +82,7 @@ def tempered(
     logits = _logits(template, sample, numbers, labels, bridge, progress)
     steps = STEPS if scaled else np.zeros(1)
     found = [[best_temperature(one, step) for one in logits.values()] for step in steps]
-    rows = max((len(one.labels) for one in logits.values()), default=1)
+    rows = max((one.rows for one in logits.values()), default=1)
     losses = [
         np.mean([loss for _, loss in row]) + (step / BELIEVED) ** 2 / (2 * rows)
         for step, row in zip(steps, found)
@@ -93,7 +95,7 @@ def tempered(
             float(one.losses(value, one.var_at(step)).mean())
             for value, step in ((temperature, float(steps[best])), (1.0, 0.0))
         )
-        record = TemperatureRecord(temperature, factor, len(one.labels), after, before)
+        record = TemperatureRecord(temperature, factor, one.rows, after, before)
         promises[output] = replace(promises.get(output, Promises()), temperature=record)
     fits = times(numbers.fits, factor) if scaled else numbers.fits
     return replace(numbers, fits=fits, promises=promises)
@@ -101,7 +103,7 @@ def tempered(
 
 def best_temperature(logits: Logits, step: float) -> tuple[float, float]:
     """T and its loss, with what keeps it from 0, at κ = 10^step: the best of a coarse grid, then by golden section."""
-    var, rows = logits.var_at(step), len(logits.labels)
+    var, rows = logits.var_at(step), logits.rows
 
     def loss(log: float) -> float:
         return float(logits.losses(math.exp(log), var).mean()) + log**2 / (2 * rows)
@@ -141,19 +143,16 @@ def _logits(
     tail = Tail(template, [name for one in names.values() for name in (one.logits, one.logits_var) if name])
     candidates = [times(numbers.fits, factor) for factor in FACTORS]
     parts: dict[str, list[tuple[Array, Array, Array]]] = {output: [] for output in labels}
+    rows = dict.fromkeys(labels, 0)
     total, done = max(sample.rows(Purpose.SCALING), 1), 0
+    axes = {head.output: head.axis for head in template.plan.heads}
     for batch in sample.batches(Purpose.SCALING):
         answers = [tail(batch, fits) for fits in candidates]
         for output, known in labels.items():
-            mean, var = str(names[output].logits), str(names[output].logits_var)
             true = known[batch.positions]
-            require_classes(true, answers[0][mean].shape[1], output)
-            variances = np.stack([found[var] for found in answers]).astype(np.float64)
-            if bridge == "shared":
-                variances = variances.mean(axis=2, keepdims=True)
-            logits = answers[0][mean].astype(np.float64)
-            good = (true >= 0) & np.isfinite(logits).all(axis=1) & np.isfinite(variances).all(axis=(0, 2))
-            parts[output].append((logits[good], variances[:, good], true[good]))
+            one = _piece(answers, names[output], true, axes[output], output, bridge)
+            parts[output].append((one.mean, one.var, one.labels))
+            rows[output] += one.rows
         done += len(batch.positions)
         progress("calibrating by the labels", done / total)
     found = {}
@@ -164,6 +163,45 @@ def _logits(
             )
         means, by_factor, classes = zip(*pieces)
         found[output] = Logits(
-            np.concatenate(means), np.concatenate(by_factor, axis=1), np.concatenate(classes)
+            np.concatenate(means), np.concatenate(by_factor, axis=1), np.concatenate(classes), rows[output]
         )
     return found
+
+
+def _piece(
+    answers: Sequence[Mapping[str, Array]],
+    names: PromiseTensors,
+    true: Array,
+    axis: int | None,
+    output: str,
+    bridge: str,
+) -> Logits:
+    """The labelled places of some rows: labels (n, …), and answers for each of FACTORS."""
+    logits = _by_place(answers[0][str(names.logits)], axis)
+    require_classes(true, logits.shape[-1], output)
+    variances = np.stack([_by_place(found[str(names.logits_var)], axis) for found in answers])
+    if bridge == "shared":
+        variances = variances.mean(axis=-1, keepdims=True)
+    shape, true = true.shape[1:], true.reshape(len(true), -1)
+    if true.shape[1] != logits.shape[1]:
+        raise UserError(
+            f"the labels of a row have shape {shape}, and {output!r} has {logits.shape[1]} places",
+            "give one label per place",
+        )
+    good = (true >= 0) & np.isfinite(logits).all(axis=-1) & np.isfinite(variances).all(axis=(0, -1))
+    good &= _some(good)
+    return Logits(logits[good], variances[:, good], true[good], int(good.any(axis=1).sum()))
+
+
+def _by_place(values: Array, axis: int | None) -> Array:
+    """(n, places, classes) in double precision, of numbers with classes along an axis."""
+    moved = np.moveaxis(values, axis if axis is not None else -1, -1).astype(np.float64)
+    return moved.reshape(len(moved), -1, moved.shape[-1])
+
+
+def _some(good: Array) -> Array:
+    """Of the good places (n, places) of each row as many as are kept, evenly spread."""
+    rank = np.cumsum(good, axis=1) - 1
+    step = np.maximum(1, good.sum(axis=1, keepdims=True) // PLACES)
+    chosen: Array = rank % step == 0
+    return chosen

@@ -140,6 +140,19 @@ def test_a_network_that_is_not_the_published_one_stops_the_run(module, tmp_path)
         run.require_published(it, 0.9173)
 
 
+def test_a_conversion_that_failed_its_checks_is_not_measured(module, monkeypatch, tmp_path):
+    from types import SimpleNamespace as Made
+
+    rows = module("cifar.rows")
+    checks = (
+        Made(name="sound", passed=True, detail="fine"),
+        Made(name="bit-equal", passed=False, detail="logits"),
+    )
+    monkeypatch.setattr(rows.gapa_onnx, "convert", lambda *given, **choices: Made(path=None, checks=checks))
+    with pytest.raises(rows.NotWritten, match="^bit-equal: logits$"):
+        rows.Converted("gapa-onnx").fit(Made(path=tmp_path / "net.onnx", x_train=None))
+
+
 def test_torch_trains_the_same_network(module):
     torch = pytest.importorskip("torch")
     nets, training, task = module("cifar.nets"), module("cifar.near_training"), module("cifar.task")

@@ -8,6 +8,7 @@ from scipy.stats import beta, binom
 
 from gapa_onnx.errors import UserError
 from gapa_onnx.settle.conformal import (
+    PixelRisk,
     answered_from,
     answers_needed,
     binomial_tail,
@@ -132,6 +133,42 @@ def test_penalties_begin_behind_the_ranks_that_are_needed():
     np.testing.assert_allclose(penalties(ranks, 0.9, 4), [0, 0.1, 0.2, 0.3])
     np.testing.assert_allclose(penalties(ranks, 0.95, 4), [0, 0, 0.1, 0.2])
     np.testing.assert_allclose(penalties(ranks, 0.99, 4), 0)
+
+
+# ----------------------------------------------------------------------------------- pixels
+
+
+def test_the_line_of_pixels_by_hand():
+    """The smallest point of the grid whose mean share of missed pixels, with one image that misses all, is allowed."""
+    generator = np.random.default_rng(7)
+    images = [-(generator.uniform(size=generator.integers(5, 40)) ** 2) for _ in range(60)]
+    risk = PixelRisk()
+    for scores in images:
+        risk.add(scores)
+    table = risk.lines(0.9, "y")
+    for level in (0.5, 0.9, 0.95):
+        grid = PixelRisk.GRID.astype(np.float32)
+        missed = [(sum((s.astype(np.float32) > t).mean() for s in images) + 1) / 61 for t in grid]
+        assert table[f"{level:g}"] == (grid[np.flatnonzero(np.array(missed) <= 1 - level)[0]],)
+    with pytest.raises(UserError, match="needs 99 images to count on, and there are 60"):
+        risk.lines(0.99, "y")
+
+
+def test_the_risk_of_new_images_is_kept():
+    """Images differ much from each other, their pixels little: pixels by themselves would promise too much."""
+    generator, missed = np.random.default_rng(8), []
+
+    def image() -> np.ndarray:
+        return -np.clip(generator.beta(2, 2) + 0.05 * generator.normal(size=50), 1e-3, 1)
+
+    for _ in range(400):
+        risk = PixelRisk()
+        for _ in range(20):
+            risk.add(image())
+        line = risk.lines(0.8, "y")["0.8"][0]
+        missed.append((image() > line).mean())
+    assert np.mean(missed) < 0.2 + 3 * np.std(missed) / np.sqrt(400)
+    assert np.mean(missed) > 0.2 - 2 / 21 - 3 * np.std(missed) / np.sqrt(400)
 
 
 # --------------------------------------------------------------------------------- deferral

@@ -162,6 +162,63 @@ def test_labels_of_calibration_rows_are_approximate():
     assert abs(covered - 0.9) < 4 * np.sqrt(0.9 * 0.1 / 100)
 
 
+# --------------------------------------------------------------------------------- pixels
+
+
+def map_net() -> onnx.ModelProto:
+    generator = np.random.default_rng(3)
+    return parse(
+        "net (float[n, 2, 6, 6] x) => (float[n, 3, 6, 6] y) { z = Conv(x, a)  h = Tanh(z)  y = Conv(h, b) }",
+        a=generator.normal(size=(8, 2, 1, 1)),
+        b=2 * generator.normal(size=(3, 8, 1, 1)),
+    )
+
+
+def maps(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images, and the class of each pixel, drawn with half the logits; some pixels have none."""
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(count, 2, 6, 6)).astype(np.float32)
+    logits = gapa_onnx.session(map_net().SerializeToString()).run(["y"], {"x": x})[0]
+    labels = (logits / 2 + generator.gumbel(size=logits.shape)).argmax(axis=1)
+    labels[generator.uniform(size=labels.shape) < 0.1] = 255
+    return x, labels
+
+
+@pytest.mark.parametrize("kind", ["lac", "aps"])
+def test_pixels_are_in_their_sets(kind):
+    x, labels = maps(300, 2)
+    given = {"labels": labels, "held_out": {"x": x}, "task": "segmentation", "sets": kind, **SMALL}
+    found = convert(map_net(), {"x": maps(60, 1)[0]}, **given)
+    assert all(check.passed for check in found.checks)
+    head = read(found.model).heads["y"]
+    assert head.sets.rows == 60 and head.temperature.rows == 240 and head.temperature.value > 1.2
+    x, labels = maps(400, 3)
+    answered = run(found.model, x)
+    assert answered["y_set"].shape == answered["y_probs"].shape and answered["y_set"].any(axis=1).all()
+    known = labels < 255
+    inside = np.take_along_axis(answered["y_set"], np.where(known, labels, 0)[:, None], axis=1)[:, 0]
+    shares = (inside & known).sum(axis=(1, 2)) / known.sum(axis=(1, 2))
+    assert abs(shares.mean() - 0.9) < 1 / 61 + 4 * shares.std() / np.sqrt(60)
+    evaluated = gapa_onnx.evaluate(found.model, {"x": x}, labels).promises["sets"]["all"]
+    assert evaluated["coverage"] == pytest.approx(shares.mean())
+    assert evaluated["set_size"] == pytest.approx(answered["y_set"].sum(axis=1).mean())
+
+
+@pytest.mark.parametrize("choice", [{"max_error": 0.1}, {"per_class": "yes"}, {"sets": "raps"}])
+def test_what_maps_of_labels_do_not_have(choice):
+    x, labels = maps(40, 2)
+    with pytest.raises(UserError, match="is for one class per row, and 'y' has one per pixel"):
+        convert(map_net(), {"x": x}, labels=labels, task="segmentation", **choice, **SMALL)
+
+
+def test_maps_of_another_shape():
+    x, labels = maps(40, 2)
+    with pytest.raises(UserError, match="not one whole number per pixel"):
+        convert(map_net(), {"x": x}, labels=labels[:, 0], task="segmentation", **SMALL)
+    with pytest.raises(UserError, match="the labels of a row have shape"):
+        convert(map_net(), {"x": x}, labels=labels[:, :5], task="segmentation", **SMALL)
+
+
 # ------------------------------------------------------------------------------- deferral
 
 

@@ -18,7 +18,7 @@ def labelled(rows: int, temperature: float, seed: int = 0, spread: float = 1.0) 
     mean = 3 * generator.normal(size=(rows, 4))
     var = spread * generator.exponential(size=(rows, 1))
     true = mean / np.sqrt(temperature**2 + math.pi / 8 * var) + generator.gumbel(size=(rows, 4))
-    return Logits(mean, FACTORS[:, None, None] * var, true.argmax(axis=1))
+    return Logits(mean, FACTORS[:, None, None] * var, true.argmax(axis=1), rows)
 
 
 def by_scipy(logits: Logits, factor: float) -> float:
@@ -55,12 +55,12 @@ def test_variances_between_two_factors_go_with_a_power():
 
 def test_few_rows_that_are_all_right_do_not_make_it_certain():
     mean = np.eye(4)[[0, 1, 2, 3, 0, 1]] * 2.0
-    logits = Logits(mean, np.full((len(FACTORS), 6, 1), 1e-6), np.array([0, 1, 2, 3, 0, 1]))
+    logits = Logits(mean, np.full((len(FACTORS), 6, 1), 1e-6), np.array([0, 1, 2, 3, 0, 1]), 6)
     found, _ = best_temperature(logits, 0.0)
     assert 0.2 < found < 1
 
 
 def test_labels_that_contradict_the_network_end_at_a_bound():
     logits = labelled(200, 1.0)
-    found, loss = best_temperature(Logits(logits.mean, logits.var, (-logits.mean).argmax(axis=1)), 0.0)
+    found, loss = best_temperature(Logits(logits.mean, logits.var, (-logits.mean).argmax(axis=1), 200), 0.0)
     assert math.isfinite(loss) and found > 5

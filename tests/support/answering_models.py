@@ -13,11 +13,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from gapa_onnx.record import FORMAT
+
 _TYPES = {"b": TensorProto.BOOL, "i": TensorProto.INT64, "f": TensorProto.FLOAT}
 KEY = "gapa_onnx"
 #: The record of a file that holds nothing yet, as JSON has it.
 EMPTY_RECORD: dict[str, Any] = {
-    "format": 3,
+    "format": FORMAT,
     "version": "0",
     "source": {"file": None, "sha256": "", "opset": 17, "producer": ""},
     "settings": {},

@@ -53,6 +53,10 @@ class Row(ABC):
         return ""
 
 
+class NotWritten(Exception):
+    """The checks of a conversion that failed, so that there is no file to measure."""
+
+
 @dataclass(frozen=True)
 class _Judging(Fitted):
     judge: Judge
@@ -95,7 +99,9 @@ class Converted(Row):
 
     def fit(self, task: Task) -> Fitted:
         started = time.process_time()
-        gapa_onnx.convert(task.path, {"x": task.x_train}, self.path(task), **self.choices)
+        made = gapa_onnx.convert(task.path, {"x": task.x_train}, self.path(task), **self.choices)
+        if made.path is None:
+            raise NotWritten("; ".join(f"{c.name}: {c.detail}" for c in made.checks if not c.passed))
         return Fitted(predictor(self.path(task)), time.process_time() - started)
 
     def answers(self, fitted: Fitted, task: Task) -> dict[str, Answer]:

@@ -41,7 +41,7 @@ from threadpoolctl import threadpool_limits  # noqa: E402
 from cifar import near  # noqa: E402
 from cifar.images import HELD_OUT, cifar10, normalised, shared  # noqa: E402
 from cifar.nets import ACCURACY, eight_bits, half_precision, resnet  # noqa: E402
-from cifar.rows import EIGHT, HALF, OURS, QUICK, ROWS, Row  # noqa: E402
+from cifar.rows import EIGHT, HALF, OURS, QUICK, ROWS, NotWritten, Row  # noqa: E402
 from cifar.shifts import ROWS as STRANGE_ROWS  # noqa: E402
 from cifar.shifts import sets  # noqa: E402
 from cifar.task import Task  # noqa: E402
@@ -99,6 +99,8 @@ def _tables(options: argparse.Namespace, cache: Path, results: Path) -> None:
                     if error.name not in OPTIONAL:
                         raise
                     say(f"  skipped: {error.name} is not installed")
+                except NotWritten as failed:
+                    say(f"  no line: {failed}")
 
 
 def matching(rows: Sequence[Row], words: Sequence[str]) -> list[Row]:

@@ -95,7 +95,10 @@ def _deferral(columns: Columns, chosen: Array) -> dict[str, float]:
 
 
 def _means(columns: Columns, chosen: Array, names: Mapping[str, str]) -> dict[str, float]:
-    found = {
-        name: float(columns[column][chosen].mean()) for name, column in names.items() if column in columns
-    }
+    """The mean of each column over some rows; one without any label does not count."""
+    found = {}
+    for name, column in names.items():
+        values = columns.get(column, np.empty(len(chosen)))[chosen].astype(np.float64)
+        if column in columns and np.isfinite(values).any():
+            found[name] = float(np.nanmean(values))
     return {**found, "rows": int(chosen.sum())}

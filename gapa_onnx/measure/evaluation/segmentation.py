@@ -21,6 +21,7 @@ from gapa_onnx.measure.evaluation.dense import (
 )
 from gapa_onnx.measure.evaluation.labels import class_labels
 from gapa_onnx.measure.evaluation.metrics import brier_rows, entropy_rows, log_loss_rows
+from gapa_onnx.measure.evaluation.promises import COVERED, SIZE
 from gapa_onnx.measure.evaluation.rows import (
     VALID,
     Columns,
@@ -63,7 +64,21 @@ def pixel_columns(
         if target is not None:
             line |= _labelled(sides, scores, target[row], start + row, rows)
         columns.append(line)
-    return {**stacked(columns), **flag_column(found)}
+    return {**stacked(columns), **flag_column(found), **_set_columns(answered, found, target)}
+
+
+def _set_columns(answered: Answered, found: Mapping[str, Array], target: Array | None) -> Columns:
+    """Mean size of the sets of each image, and the share of its labelled pixels whose class is in theirs."""
+    if "set" not in found:
+        return {}
+    chosen = answered.classes_last(found["set"])  # (n, p, c)
+    columns: Columns = {SIZE: chosen.sum(axis=2).mean(axis=1)}
+    if target is not None:
+        inside = np.take_along_axis(chosen, np.maximum(target, 0)[..., None], axis=2)[..., 0]
+        known = target >= 0
+        share = (inside & known).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+        columns[COVERED] = np.where(known.any(axis=1), share, np.nan)
+    return columns
 
 
 def _row_scores(scores: Mapping[str, Array]) -> Columns:

@@ -79,9 +79,10 @@ def line_of(promise: PromiseRecord) -> Array:
     return line if len(line) > 1 else line[0]
 
 
-def one_class_per_row(head: Head) -> bool:
-    """Whether each row is one of several classes, so that a label tells all that is true of it."""
-    return head.task is Task.CLASSIFICATION and head.link == "softmax" and head.rank == 2
+def takes_labels(head: Head) -> bool:
+    """Whether each row, or each pixel of a row, is one of several classes, so that labels tell all that is true of it."""
+    row = head.task is Task.CLASSIFICATION and head.rank == 2
+    return head.link == "softmax" and (row or head.task is Task.SEGMENTATION)
 
 
 def cooled(
