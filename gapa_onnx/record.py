@@ -24,7 +24,7 @@ FORMAT = 3  #: of the record; raised whenever a field is added, removed or chang
 Layout = Annotated[str, "rows", "positions", "pooled", "flat"]
 Index = Annotated[str, "flat", "ivf", "ivfpq", "hnsw", "local"]
 Metric = Annotated[
-    str, "euclidean", "standardised", "direction", "whitened", "whitened-direction", "polar", "polar-pair"
+    str, "euclidean", "standardised", "direction", "whitened", "whitened-direction", "polar", "projected"
 ]
 Storage = Annotated[str, "float32", "float16", "int8"]
 Task = Annotated[

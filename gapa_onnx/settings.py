@@ -244,10 +244,10 @@ class Settings:
         "whitened",
         "whitened-direction",
         "polar",
-        "polar-pair",
-        help="Of distances between activations: as they are, between their directions, after whitening, both, or in polar "
-        "coordinates: direction and length, of activations or of these and whitened ones. auto takes at each place what "
-        "tells inputs apart that are made strange, or those of `strange`.",
+        "projected",
+        help="Of distances between activations: as they are, between their directions, after whitening, both, in polar "
+        "coordinates (direction and length), or of their first principal components. auto takes at each place what tells "
+        "inputs apart that are made strange, or those of `strange`.",
         group=GAUSSIAN_PROCESS,
     )
     jitter: float = fraction(

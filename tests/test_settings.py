@@ -52,7 +52,7 @@ BOUNDS: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
     "length_scale": (("site", "input", 0.5, "0.5"), (0, -1, "wide", NAN, INFINITE)),
     "scale": (("loo", "none", 2, "2"), (0, -1, "all", NAN, INFINITE)),
     "metric": (
-        ("auto", "euclidean", "direction", "whitened", "whitened-direction", "polar", "polar-pair"),
+        ("auto", "euclidean", "direction", "whitened", "whitened-direction", "polar", "projected"),
         ("cosine", "standardised", ""),
     ),
     "jitter": ((1e-9, 0.5), (0, 1, -1e-6, NAN, "little")),

@@ -1,7 +1,7 @@
 """Choose how queries of a place are compared, without labels: by which geometry strange inputs stand out.
 
 Of convolutional networks directions tell more than distances, and lengths count beside them; of fully connected ones
-whitened features tell more again (docs/defaults.md). Strange inputs that are made of the calibration rows themselves
+principal components tell more again (docs/defaults.md). Strange inputs that are made of the calibration rows themselves
 (`data.strange`) tell which: for each geometry, some random rows are remembered, and the shares of other rows are held
 against those of the strange ones. The first of the candidates is taken unless another has a mean AUROC that is higher by
 a margin.
@@ -24,7 +24,8 @@ REMEMBERED = 1000  # rows for each geometry; a file remembers more
 JUDGED = 1000  # other rows, and as many of each kind of strange ones at most
 FEWEST = 100  # rows that are remembered, and that are judged: fewer tell nothing
 NARROWEST = 4  # features: of fewer, directions are few
-WIDEST_WHITENED = 512  # features: whitening multiplies each query by a matrix
+FEWEST_AXES = 16  # features: of fewer, half of the principal axes are too few to tell by
+WIDEST_WHITENED = 2048  # features: their covariance is what takes long to compute
 MARGIN = 0.03  # by which a geometry must be better than the first, which is cheaper
 USUAL = "euclidean"  # where nothing is chosen
 
@@ -33,7 +34,7 @@ def metrics_for(width: int) -> tuple[str, ...]:
     """The metrics that are tried for queries of this width."""
     if width < NARROWEST:
         return (USUAL,)
-    return ("polar", "polar-pair") if width <= WIDEST_WHITENED else ("polar",)
+    return ("polar", "projected") if FEWEST_AXES <= width <= WIDEST_WHITENED else ("polar",)
 
 
 def choose_geometry(

@@ -4,8 +4,9 @@
     standardised         (z − mean) / standard deviation, number by number
     direction            u = z / |z|
     polar                u, and one coordinate more: how long z is, log |z|
-    whitened, whitened-direction, polar-pair       w = (z − mean) W, of unit variance along every principal axis; its
-                         direction; and both of z and w in polar coordinates, side by side
+    whitened             w = (z − mean) W, of unit variance along every principal axis
+    whitened-direction   w / |w|
+    projected            the first numbers of w in polar coordinates, and one more: how far z is from what they span
 
 Each is a map of z before a Gaussian kernel of the distance, which stays positive definite whatever the map is. A zero
 vector has no direction: u is zero there.
@@ -27,94 +28,96 @@ _EPS = float(np.finfo(np.float32).eps)
 
 LENGTH_WEIGHT = 0.25  # variance of the coordinate for lengths, over that of all others together
 SHORT = 1e-3  # of the usual length: shorter vectors are hardly farther away, so that zero is not at infinity
+MOST_AXES = 64  # principal axes of `projected`, half of all where that is fewer
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How the length of a vector becomes a coordinate: (½ log(|z|² + short²) − middle) · slope."""
+    """How a length becomes a coordinate: (½ log(length² + short²) − middle) · slope."""
 
     short: float
     middle: float
     slope: float
 
-
-@dataclass(frozen=True)
-class Block:
-    """One map of a query; the coordinates of several stand side by side."""
-
-    linear: tuple[Array, Array] | None = field(
-        default=None, repr=False
-    )  #: centre (d,), and map (d, d) or factors (d,)
-    unit: bool = False  #: whether what comes of it is divided by its length
-    lengths: Lengths | None = None  #: of the coordinate that keeps the length, where there is one
-    factor: float = 1.0  #: of all its coordinates
-
-    def __call__(self, queries: Array) -> Array:
-        """Queries (…, d) -> (…, d) or (…, d + 1), float32."""
-        if self.linear is not None:
-            centre, by = self.linear
-            queries = (queries - centre) @ by if by.ndim == 2 else (queries - centre) * by
-        if not self.unit:
-            return queries
-        found = directions(queries)
-        if self.lengths is not None:
-            found = np.concatenate([found, self._lengths(queries)[..., None]], axis=-1)
-        scaled: Array = (found * np.float32(self.factor)).astype(np.float32)
-        return scaled
-
-    def _lengths(self, queries: Array) -> Array:
-        assert self.lengths is not None
-        squares = np.einsum("...d,...d->...", queries, queries, dtype=np.float32)
-        logs = 0.5 * np.log(squares + np.float32(self.lengths.short**2))
-        found: Array = ((logs - self.lengths.middle) * self.lengths.slope).astype(np.float32)
+    def __call__(self, squares: Array) -> Array:
+        """Squared lengths (…) -> (…, 1)."""
+        logs = 0.5 * np.log(np.maximum(squares, 0) + np.float32(self.short**2))
+        found: Array = ((logs - self.middle) * self.slope).astype(np.float32)[..., None]
         return found
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The map that queries go through before they are compared."""
+    """The map that queries go through before they are compared: linear, then divided by its length, if these are asked for,
+    with coordinates for the length and for what the linear map leaves over."""
 
     metric: str  #: see above
-    blocks: tuple[Block, ...]
+    linear: tuple[Array, Array] | None = field(
+        default=None, repr=False
+    )  #: centre (d,), and map (d, r) or factors (d,)
+    unit: bool = False
+    lengths: Lengths | None = None
+    rest: tuple[Array, Lengths] | None = field(
+        default=None, repr=False
+    )  #: variances along the axes (r,): the length of z − mean without them
 
     @one_thread()
     def __call__(self, queries: Array) -> Array:
         """Queries (…, d) as they are compared, float32."""
-        parts = [block(queries) for block in self.blocks]
+        moved, over = queries, None
+        if self.linear is not None:
+            centre, by = self.linear
+            centred = queries - centre
+            moved = centred @ by if by.ndim == 2 else centred * by
+            if self.rest is not None:
+                over = _squares(centred) - (moved * moved) @ self.rest[0]
+        if not self.unit:
+            return moved
+        parts = [directions(moved)]
+        parts += [] if self.lengths is None else [self.lengths(_squares(moved))]
+        parts += [] if self.rest is None or over is None else [self.rest[1](over)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+
+def _squares(rows: Array) -> Array:
+    """The squared lengths of rows (…, d) -> (…)."""
+    found: Array = np.einsum("...d,...d->...", rows, rows, dtype=np.float32)
+    return found
 
 
 def is_whitened(metric: str) -> bool:
     """Whether a metric needs the covariance of queries."""
-    return metric in ("whitened", "whitened-direction", "polar-pair")
+    return metric in ("whitened", "whitened-direction", "projected")
 
 
 @one_thread()
 def geometry_of(metric: str, rows: Array, mean: Array, std: Array, covariance: Array | None) -> Geometry:
     """The geometry by its name, from a sample of queries (n, d) and their moments; whitening needs the covariance."""
     if metric == "standardised":
-        return Geometry(metric, (Block(standardising(mean, std)),))
+        return Geometry(metric, standardising(mean, std))
     if not is_whitened(metric):
-        plain = _polar(rows, None) if metric == "polar" else Block(unit=metric == "direction")
-        return Geometry(metric, (plain,))
+        plain = Geometry(metric, unit=metric != "euclidean")
+        return replace(plain, lengths=_lengths(plain, _squares(rows), rows)) if metric == "polar" else plain
     assert covariance is not None
-    linear = (mean.astype(np.float32), whitening(mean, covariance))
-    if metric != "polar-pair":
-        return Geometry(metric, (Block(linear, unit=metric == "whitened-direction"),))
-    pair = (_polar(rows, None), _polar(rows, linear))
-    spreads = [float(np.sqrt(block(rows).var(axis=0, dtype=np.float64).sum())) for block in pair]
-    return Geometry(metric, tuple(replace(b, factor=1 / max(s, SHORTEST)) for b, s in zip(pair, spreads)))
+    centre, axes = mean.astype(np.float32), whitening(mean, covariance)
+    if metric != "projected":
+        return Geometry(metric, (centre, axes), unit=metric == "whitened-direction")
+    first = np.ascontiguousarray(axes[:, : max(1, min(MOST_AXES, len(mean) // 2))])
+    variances = (1 / np.einsum("dr,dr->r", first, first, dtype=np.float64)).astype(np.float32)
+    plain = Geometry(metric, (centre, first), unit=True)
+    moved = (rows - centre) @ first
+    over = np.maximum(_squares(rows - centre) - (moved * moved) @ variances, 0)
+    lengths, rest = _lengths(plain, _squares(moved), rows), _lengths(plain, over, rows)
+    return replace(plain, lengths=lengths, rest=(variances, rest))
 
 
-def _polar(rows: Array, linear: tuple[Array, Array] | None) -> Block:
-    """Polar coordinates of rows (n, d), with a weight for lengths that is right for these."""
-    moved = Block(linear)(rows)
-    lengths = np.sqrt(np.einsum("nd,nd->n", moved, moved, dtype=np.float64))
-    short = SHORT * float(np.median(lengths))
-    logs = 0.5 * np.log(lengths**2 + max(short, SHORTEST) ** 2)
-    spread = directions(moved).var(axis=0, dtype=np.float64).sum()
+def _lengths(plain: Geometry, squares: Array, rows: Array) -> Lengths:
+    """A coordinate for lengths whose squares are given (n,), beside those of a geometry without it."""
+    short = max(SHORT * float(np.sqrt(np.median(squares))), SHORTEST)
+    logs = 0.5 * np.log(squares.astype(np.float64) + short**2)
+    spread = plain(rows).var(axis=0, dtype=np.float64).sum()
     slope = np.sqrt(LENGTH_WEIGHT * spread) / max(float(logs.std()), 1e-6)
-    return Block(linear, True, Lengths(max(short, SHORTEST), float(logs.mean()), float(slope)))
+    return Lengths(short, float(logs.mean()), float(slope))
 
 
 def directions(rows: Array) -> Array:
