@@ -72,8 +72,10 @@ def _auto(network: Network, sites: Sequence[Site]) -> list[Site]:
         return []
     last = network.source.tensors[sites[-1].output]
     cuts, same = cut_tensors(network, last)
+    passed = [tensor for tensor in cuts if _is_place(network, tensor, last)]
     told = {_stage(network, tensor) for tensor in same} - {None}
-    passed = [tensor for tensor in cuts if _is_place(network, tensor) and _stage(network, tensor) not in told]
+    if {_stage(network, tensor) for tensor in passed} - {None} != told:  # or all maps are of one size
+        passed = [tensor for tensor in passed if _stage(network, tensor) not in told]
     places = [site_at_tensor(network, tensor) for tensor in _ends_of_stages(network, passed)]
     places += _first_vector(network, passed)
     return _spread_out([one for one in map(_pooled, places) if one is not None])
@@ -104,9 +106,9 @@ def _spread_out(places: list[Site]) -> list[Site]:
     return [places[round(at * (len(places) - 1) / (MOST - 1))] for at in range(MOST)]
 
 
-def _is_place(network: Network, tensor: gs.Tensor) -> bool:
-    """Whether a tensor has features of known width, no wider than is cheap, and may have an axis of samples in front;
-    what was fed tells in the end (`fit.collect`)."""
+def _is_place(network: Network, tensor: gs.Tensor, last: gs.Tensor) -> bool:
+    """Whether a tensor has features of known width, no wider than is cheap, and may have the axis of samples in front that
+    the last place has; what was fed tells in the end (`fit.collect`)."""
     if tensor.shape is None or len(tensor.shape) < 2 or not network.holds_features(tensor):
         return False
     axis = FeatureAxes.of(network.source).at(tensor).axis
@@ -117,7 +119,14 @@ def _is_place(network: Network, tensor: gs.Tensor) -> bool:
         and isinstance(width, int)
         and 1 < width <= WIDEST
         and (not isinstance(rows, int) or rows in fed)
+        and not _are_others(network, rows, last.shape[0] if last.shape else None)
     )
+
+
+def _are_others(network: Network, size: object, other: object) -> bool:
+    """Whether two sizes are those of different axes of what is fed: time and samples, where time comes first."""
+    declared = {one for spec in network.source.inputs for one in spec.shape or ()} - {None}
+    return size != other and size in declared and other in declared
 
 
 def _stage(network: Network, tensor: gs.Tensor) -> object:
@@ -125,7 +134,7 @@ def _stage(network: Network, tensor: gs.Tensor) -> object:
     if tensor.shape is None or len(tensor.shape) < 3:
         return None
     axis = FeatureAxes.of(network.source).at(tensor).axis % len(tensor.shape)
-    sizes = tuple(size for at, size in enumerate(tensor.shape) if at not in (0, axis))
+    sizes = tuple(size for at, size in enumerate(tensor.shape) if at not in (0, axis) and size != 1)
     return sizes if all(isinstance(size, int) for size in sizes) else tensor.shape[axis]
 
 
