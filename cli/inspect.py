@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gapa_onnx.model.load import SourceModel
 
 
-@options.settings_options("sites")
+@options.settings_options("sites", "witnesses")
 def inspect(
     context: typer.Context,
     model: options.Model,
@@ -30,7 +30,7 @@ def inspect(
         ),
     ] = False,
 ) -> int:
-    """Show a model's sites, operators and cost, or a converted file's provenance."""
+    """Show a model's sites, witnesses, operators and cost, or a converted file's provenance."""
     context.obj.debug = context.obj.debug or debug
     from gapa_onnx.cli import records, render
     from gapa_onnx.model.load import read_proto
@@ -86,12 +86,13 @@ def _source_record(path: Path, settings: Settings, debug: bool) -> dict[str, Any
         **records.ports_record(source.proto),
         "problem": problem,
         "asked": settings.sites,
-        **(records.plan_record(plan) if plan else {"sites": [], "heads": {}, "refused": []}),
+        "asked_witnesses": settings.witnesses,
+        **(records.plan_record(plan) if plan else {"sites": [], "witnesses": [], "heads": {}, "refused": []}),
         "candidates": [records.site_record(site, source) for site in candidates],
         "tensors": [] if candidates else _float_tensors(source),
         "operators": [{**vars(row), "nodes": list(row.nodes)} for row in operator_table(source)],
         "turned_down": [vars(entry) for entry in turned_down(source.graph, visible)] if debug else [],
-        "cost": cost.estimate(source, plan.sites if plan else ()),
+        "cost": cost.estimate(source, plan.places if plan else ()),
     }
 
 

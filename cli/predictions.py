@@ -222,8 +222,9 @@ def _best_candidate(arrays: Arrays, head: Mapping[str, Any]) -> list[Column]:
         cells = [", ".join(f"{x:.4g} ± {s:.2g}" for x, s in zip(box, std)) for box, std in zip(boxes, stds)]
         columns.append(("its box", cells))
     columns.append(("its score", [f"{value:.4g}" for value in arrays[roles["score"]][:, 0]]))
-    for label, role in (("image score", "image_score"), ("image ood", "image_ood")):
-        columns.append((label, [_cell(value, None) for value in arrays[roles[role]]]))
+    for role in ("image_score", "image_pvalue", "image_ood"):
+        if role in roles:
+            columns.append((role.replace("_", " "), [_cell(value, None) for value in arrays[roles[role]]]))
     return columns
 
 
@@ -246,9 +247,10 @@ def _promised(roles: Mapping[str, str], arrays: Arrays) -> list[Column]:
 
 def _scores(roles: Mapping[str, str], arrays: Arrays) -> list[Column]:
     """One column for each number that a row has about its strangeness."""
+    whole = [f"{whose}{role}" for whose in ("image_", "seq_") for role in ("score", "pvalue", "ood")]
     return [
-        (role, [_cell(value, None) for value in arrays[roles[role]]])
-        for role in ("epistemic", "score", "ood")
+        (role.replace("_", " "), [_cell(value, None) for value in arrays[roles[role]]])
+        for role in ("epistemic", "score", "pvalue", "ood", *whole)
         if role in roles and arrays[roles[role]].ndim == 1
     ]
 

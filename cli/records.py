@@ -14,6 +14,7 @@ from gapa_onnx.variance.sites import Site
 def plan_record(plan: Plan) -> dict[str, Any]:
     return {
         "sites": [site_record(site, plan.source) for site in plan.sites],
+        "witnesses": [site_record(witness, plan.source) for witness in plan.witnesses],
         "variance_outputs": list(plan.outputs),
         "heads": {
             head.output: {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from gapa_onnx.cli import render_places
 from gapa_onnx.cli.added import PROMISES, added, promise_line, threshold_line
 from gapa_onnx.cli.console import console
 from gapa_onnx.cli.flags import as_flags
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from gapa_onnx.settle.thresholds import Threshold
 
 MOST_TENSORS = 40
-QUANTILES = ("0.05", "0.5", "0.95", "0.99", "0.999")  # those that fit on a line; --json has all
 
 # -------------------------------------------------------------------- whole answers
 
@@ -36,6 +36,7 @@ def conversion(answer: Mapping[str, Any], source: str, data: str, calib: str) ->
     )
     _trials(record)
     _fits(record["sites"])
+    render_places.geometries(record)
     _heads(record["heads"])
     gap()
     lines(*added(record["heads"]), *_certain(answer["certain_outputs"]), *_uncovered(record))
@@ -61,6 +62,7 @@ def plan(answer: Mapping[str, Any], row_shapes: Mapping[str, tuple[int, ...]]) -
         ("one row", fed),
     )
     _sites(_SITES, answer["sites"], explained=True)
+    render_places.witnesses(answer["witnesses"])
     _heads(answer["heads"])
     _refused(answer["refused"])
     gap()
@@ -83,6 +85,7 @@ def source(answer: Mapping[str, Any]) -> None:
         lines(("sites", f"none: {as_flags(answer['problem'])}"))
     else:
         _sites(f"{_SITES} (--sites {answer['asked']})", answer["sites"], explained=True)
+        render_places.witnesses(answer["witnesses"], answer["asked_witnesses"])
         _heads(answer["heads"])
     _sites(
         "places for sites, as --sites all takes them; any float tensor can be named",
@@ -130,16 +133,8 @@ def converted(answer: Mapping[str, Any]) -> None:
     )
     _trials(record)
     _fits(record["sites"])
-    rows = [
-        (site["name"], *(number(site["share_quantiles"].get(q)) for q in QUANTILES))
-        for site in record["sites"]
-    ]
-    table(
-        "unexplained share of the variance: near 0 for inputs like the data, 1 for inputs like none of them; "
-        "its quantiles over the data, each row left out",
-        ("Site", *("#" + q for q in QUANTILES)),
-        rows,
-    )
+    render_places.geometries(record)
+    render_places.shares(record)
     _refused(record["cuts"], "cuts: what leaves these nodes counts as certain")
     _heads(record["heads"])
     gap()
@@ -360,7 +355,7 @@ def _cost(cost: Mapping[str, Any]) -> list[tuple[str, str]]:
     ratio = "unknown" if cost["ratio"] is None else f"{cost['ratio']:.2f} times the model alone"
     return [
         ("cost", "multiply-adds for each input, an estimate"),
-        ("", f"model {count(cost['model'])}, sites {count(cost['sites'])}, together {ratio}"),
+        ("", f"model {count(cost['model'])}, sites and witnesses {count(cost['sites'])}, together {ratio}"),
         (
             "",
             "at a site M·d to search M inducing points of d numbers for the K nearest, then K·d + K²/2 where "

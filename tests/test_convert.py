@@ -168,7 +168,7 @@ def test_whitened_metric_against_numpy():
     (fit,) = conversion.numbers.fits
     x = (rng.standard_normal((20, 6)) @ mixing.T + 10).astype(np.float32)
     (y_var,) = run(conversion.model, ["y_var"], x=x)
-    ((centre, directions),) = [block.linear for block in fit.geometry.blocks]
+    centre, directions = fit.geometry.linear
     centre, directions = centre.astype(float), directions.astype(float)
     covariance = np.cov(((rows - centre) @ directions).T, bias=True)
     assert np.allclose(covariance, np.eye(6), atol=1e-2)  # what whitening is

@@ -184,7 +184,7 @@ def whitening(mean: Array, covariance: Array, floor: float = 1e-3) -> Array:
     if not values[0] > rounding:
         raise UserError(
             "the activation is constant over the calibration data, so it cannot be whitened",
-            "choose another site, use `metric='euclidean'`, or check that the calibration data vary",
+            "choose another with `sites`, use `metric='euclidean'`, or check that the calibration data vary",
         )
     largest = axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])]
     axes = axes * np.where(largest < 0, -1.0, 1.0)

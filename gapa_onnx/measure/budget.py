@@ -3,7 +3,8 @@
 Settings are tried from the most exact to the cheapest: first as they were given, where what was left open
 (`auto`) takes the best, then with neighbourhoods that are prepared (`solver="cached"`), then with fewer
 inducing points, then with fewer neighbours. Where there are several sites, one with many points comes before
-several with few, if there is one output. The data are read once for each choice of sites; each candidate is
+several with few, if there is one output, and so does a site without witnesses. The data are read once for each choice of
+places; each candidate is
 fitted and emitted, and timed beside the source model with a control (`bench`). The
 first within the budget is taken, and what it gave up is told against the first tried.
 """
@@ -58,12 +59,13 @@ def within_budget(
         )
     trials: list[TrialRecord] = []
     tried, collected = plan, None
-    sites = settings.sites
+    places = settings.sites, settings.witnesses
     # The last site alone might leave one of several outputs without a variance.
     count = len(plan.sites) if len(plan.source.outputs) == 1 else 1
-    for candidate in candidates(settings, count):
-        if candidate.sites != sites:
-            sites, tried, collected = candidate.sites, analyse(plan.source, candidate), None
+    for candidate in candidates(settings, count, len(plan.witnesses)):
+        if (candidate.sites, candidate.witnesses) != places:
+            places = candidate.sites, candidate.witnesses
+            tried, collected = analyse(plan.source, candidate), None
             require_convertible(tried, candidate)
         collected = collected or collect(tried, data, candidate, progress, strange)
         calibration = fit(collected, candidate, progress)
@@ -86,25 +88,25 @@ def within_budget(
     )
 
 
-def candidates(settings: Settings, sites: int) -> Iterator[Settings]:
+def candidates(settings: Settings, sites: int, witnesses: int = 0) -> Iterator[Settings]:
     """From the most exact to the cheapest."""
     seen = set()
-    for candidate in _ladder(settings, sites):
+    for candidate in _ladder(settings, sites, witnesses):
         if candidate not in seen:
             seen.add(candidate)
             yield candidate
 
 
-def _ladder(settings: Settings, sites: int) -> Iterator[Settings]:
+def _ladder(settings: Settings, sites: int, witnesses: int) -> Iterator[Settings]:
     open_m = settings.m == "auto" and settings.inducing != "all"
     first = replace(settings, m=max(POINTS[0], settings.most_points)) if open_m else settings
     yield replace(first, solver="exact") if settings.solver == "auto" else first
     index = settings.index if settings.index in CACHED_INDEXES else "auto"
     cached = replace(first, solver="cached", index=index)
-    if sites > 1:
+    if sites + witnesses > 1:
         yield cached
         yield from _fewer_points(cached, LEAST_POINTS * settings.k)
-        cached = replace(cached, sites="last")
+        cached = replace(cached, sites="last" if sites > 1 else settings.sites, witnesses="none")
     fewer = [cached, *_fewer_points(cached, settings.k)]
     yield from fewer
     for k in FEWER_NEIGHBOURS:

@@ -23,7 +23,7 @@ from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.axes import FeatureAxes
 from gapa_onnx.plan.frontier import carries, place_at
 from gapa_onnx.plan.layers import CARRIERS, Network
-from gapa_onnx.plan.naming import named_site, site_at, site_at_tensor
+from gapa_onnx.plan.naming import named_site, site_at, site_at_activation, site_at_tensor
 from gapa_onnx.variance.graph import names_read
 from gapa_onnx.variance.sites import Layout, Site
 
@@ -72,17 +72,28 @@ def _auto(network: Network, sites: Sequence[Site]) -> list[Site]:
         return []
     last = network.source.tensors[sites[-1].output]
     cuts, same = cut_tensors(network, last)
+    passed = [tensor for tensor in cuts if _is_place(network, tensor, last)]
     told = {_stage(network, tensor) for tensor in same} - {None}
-    passed = [tensor for tensor in cuts if _is_place(network, tensor) and _stage(network, tensor) not in told]
+    if {_stage(network, tensor) for tensor in passed} - {None} != told:  # or all maps are of one size
+        passed = [tensor for tensor in passed if _stage(network, tensor) not in told]
     places = [site_at_tensor(network, tensor) for tensor in _ends_of_stages(network, passed)]
     places += _first_vector(network, passed)
     return _spread_out([one for one in map(_pooled, places) if one is not None])
 
 
 def _first_vector(network: Network, passed: Sequence[gs.Tensor]) -> list[Site]:
-    """The first of the tensors (N, d) that is no map which is read as one."""
+    """The first of the tensors (N, d) that goes into an activation, else into a layer: what lies before may be fused with
+    the layer that makes it. A map that is flattened is none."""
     vectors = [tensor for tensor in passed if len(tensor.shape) == 2 and tensor.inputs[0].op not in CARRIERS]
-    return [site_at(network, place_at(network, vector)) for vector in vectors[:1]]
+    for tensor in vectors:
+        found = next(
+            (network.activations[id(node)] for node in tensor.outputs if id(node) in network.activations),
+            None,
+        )
+        if found is not None:
+            return [site_at_activation(network, found)]
+    read = (tensor for tensor in vectors if any(id(node) in network.layers for node in tensor.outputs))
+    return [site_at(network, place_at(network, tensor)) for tensor in read][:1]
 
 
 def _ends_of_stages(network: Network, passed: Sequence[gs.Tensor]) -> list[gs.Tensor]:
@@ -104,9 +115,9 @@ def _spread_out(places: list[Site]) -> list[Site]:
     return [places[round(at * (len(places) - 1) / (MOST - 1))] for at in range(MOST)]
 
 
-def _is_place(network: Network, tensor: gs.Tensor) -> bool:
-    """Whether a tensor has features of known width, no wider than is cheap, and may have an axis of samples in front;
-    what was fed tells in the end (`fit.collect`)."""
+def _is_place(network: Network, tensor: gs.Tensor, last: gs.Tensor) -> bool:
+    """Whether a tensor has features of known width, no wider than is cheap, and may have the axis of samples in front that
+    the last place has; what was fed tells in the end (`fit.collect`)."""
     if tensor.shape is None or len(tensor.shape) < 2 or not network.holds_features(tensor):
         return False
     axis = FeatureAxes.of(network.source).at(tensor).axis
@@ -117,7 +128,14 @@ def _is_place(network: Network, tensor: gs.Tensor) -> bool:
         and isinstance(width, int)
         and 1 < width <= WIDEST
         and (not isinstance(rows, int) or rows in fed)
+        and not _are_others(network, rows, last.shape[0] if last.shape else None)
     )
+
+
+def _are_others(network: Network, size: object, other: object) -> bool:
+    """Whether two sizes are those of different axes of what is fed: time and samples, where time comes first."""
+    declared = {one for spec in network.source.inputs for one in spec.shape or ()} - {None}
+    return size != other and size in declared and other in declared
 
 
 def _stage(network: Network, tensor: gs.Tensor) -> object:
@@ -125,7 +143,7 @@ def _stage(network: Network, tensor: gs.Tensor) -> object:
     if tensor.shape is None or len(tensor.shape) < 3:
         return None
     axis = FeatureAxes.of(network.source).at(tensor).axis % len(tensor.shape)
-    sizes = tuple(size for at, size in enumerate(tensor.shape) if at not in (0, axis))
+    sizes = tuple(size for at, size in enumerate(tensor.shape) if at not in (0, axis) and size != 1)
     return sizes if all(isinstance(size, int) for size in sizes) else tensor.shape[axis]
 
 

@@ -64,12 +64,14 @@ def test_convert_summary(capsys, folder):
     assert "Traceback" not in err and "error" not in err
     written = folder / "digits.gapa.onnx"
     assert sorted(folder.iterdir()) == [written, model]
-    assert re.search(r"tanh1\s+Tanh\s+rows\s+100", out)
     assert re.search(
-        r"tanh2\s+Tanh\s+rows\s+100\s+64\s+50\s+16\.0\d\s+\d+(?:\.\d+)?\s+local\s+1\.000\s+0\.\d+", out
+        r"tanh2\s+Tanh\s+rows\s+100\s+\d+\s+50\s+\d\.\d+\s+\d+(?:\.\d+)?\s+local\s+1\.000\s+0\.\d+", out
     )
+    for place, kind in (("tanh2", "site"), ("fc1_out", "witness")):
+        tried = re.search(rf"{place}\s+{kind}\s+rows\s+100\s+\d+\s+(\S+)\s+(.+)", out)
+        assert re.search(rf"{tried[1]} 0\.\d{{3}}", tried[2]) and tried[2].count(", ") == 1
     assert re.search(r"logits\s+classification\s+no Softmax at the end", out)
-    assert re.search(r"threshold\s+\S+: quantile 0.95 of 1347 left-out calibration rows", out)
+    assert re.search(r"flags\s+p ≤ 0.05, by 1347 left-out calibration rows", out)
     assert "1347 rows" in out and "none dropped" in out
     assert "logits_var" in out
     assert "FAIL" not in out and out.count("pass  ") == 13
@@ -229,6 +231,8 @@ def test_inspect_source(capsys):
         assert heading in text
     assert re.search(r"MaxPool\s+1\s+rule\s+first order", text)
     assert re.search(r"relu3\s+Relu\s+rows\s+fc1_out\s+\(batch, 64\)", text)
+    assert re.search(r"witnesses: .*\(--witnesses auto\)", text)
+    assert re.search(r"relu2_out\s+pooled\s+relu2_out\s+\(batch, 32, 4, 4\)", text)
 
 
 def test_inspect_json_and_cost(capsys):
@@ -240,7 +244,16 @@ def test_inspect_json_and_cost(capsys):
     assert [site["name"] for site in answer["candidates"]] == ["relu1", "relu2", "relu3"]
     convolutions = 8 * 8 * 16 * 9 + 4 * 4 * 32 * 16 * 9
     assert answer["cost"]["model"] == convolutions + 512 * 64 + 64 * 10
-    assert answer["cost"]["sites"] == 2500 * 64 + 50 * 64 + 50 * 50 // 2
+    assert [(one["name"], one["layout"]) for one in answer["witnesses"]] == [
+        ("relu1_out", "pooled"),
+        ("relu2_out", "pooled"),
+    ]
+    of_each = [
+        2500 * width + 50 * width + 50 * 50 // 2 for width in (64, 16, 32)
+    ]  # the site and the witnesses
+    assert answer["cost"]["sites"] == sum(of_each)
+    _, text, _ = call(capsys, "inspect", ROOT / "models" / "digits_cnn.onnx", "--witnesses", "none", "--json")
+    assert json.loads(text)["witnesses"] == [] and json.loads(text)["cost"]["sites"] == of_each[0]
     _, text, _ = call(
         capsys, "inspect", ROOT / "models" / "digits_cnn.onnx", "--sites", "relu1:positions", "--json"
     )
@@ -266,6 +279,10 @@ def test_inspect_converted(capsys, converted):
     assert code == 0
     for part in ("tanh2", "quantiles", "0.95", "logits_var", answer["provenance"]["source"]["sha256"]):
         assert part in text
+    (witness,) = answer["provenance"]["witnesses"]
+    best = max(witness["metrics"].items(), key=lambda entry: entry[1])
+    assert re.search(rf"fc1_out\s+witness\s+rows\s.*{witness['metric']}\s+{best[0]} {best[1]:.3f}, ", text)
+    assert re.search(rf"fc1_out\s+{witness['share_quantiles']['0.05']:.4g}\s", text)
 
 
 def test_the_words_of_a_table_are_explained_below_it(capsys, converted):

@@ -128,9 +128,7 @@ def test_every_parameter_is_an_initializer_of_the_additions():
     names = [name for site in template.sites for name in (site.half_way, site.amplitude)]
     tables = [score.table for score in template.scores.values()]
     names += [name for table in tables for name in (table.scores, table.largest, table.count, table.level)]
-    names += [
-        name for score in template.scores.values() for name in (score.witnesses.centre, score.witnesses.slope)
-    ]
+    names += [name for gauge in template.gauges for name in (gauge.centre, gauge.slope)]
     names += [name for noise in template.noise.values() for layer in noise.layers for name in layer]
     names += [noise.unit for noise in template.noise.values()]
     assert len(names) == 2 + 4 + 2 + 6 + 1 and set(names) <= held

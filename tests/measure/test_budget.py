@@ -45,7 +45,13 @@ def measured(monkeypatch) -> list:
 def test_the_most_exact_that_fits_is_taken(measured):
     for allowed, solver, m in ((7, "exact", 400), (1.45, "cached", 400), (1.3, "cached", 250)):
         conversion = convert(
-            MODELS / "digits_mlp.onnx", CALIBRATION, budget=allowed, m=400, k=20, sites="last"
+            MODELS / "digits_mlp.onnx",
+            CALIBRATION,
+            budget=allowed,
+            m=400,
+            k=20,
+            sites="last",
+            witnesses="none",
         )
         record = read(conversion.model)
         assert (record.settings["solver"], record.settings["m"]) == (solver, m)
@@ -60,7 +66,16 @@ def test_the_most_exact_that_fits_is_taken(measured):
 
 def test_one_site_in_place_of_several(measured):
     conversion = convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=1.1, m=200, k=20, sites="all")
-    assert len(conversion.plan.sites) == 1
+    assert len(conversion.plan.places) == 1
+
+
+def test_witnesses_are_given_up_before_points_are_few(measured):
+    for allowed, m, witnesses in ((1.85, 400, "auto"), (1.45, 400, "none"), (1.3, 250, "none")):
+        conversion = convert(MODELS / "digits_mlp.onnx", CALIBRATION, budget=allowed, m=400, k=20)
+        record = read(conversion.model)
+        assert (record.settings["m"], record.settings["witnesses"]) == (m, witnesses)
+        assert len(record.witnesses) == (witnesses == "auto") and len(record.sites) == 1
+        assert all(check.passed for check in conversion.checks)
 
 
 def test_candidates_get_cheaper_and_are_all_different():
@@ -104,3 +119,11 @@ def test_the_number_of_points_by_width():
     assert [Settings().points_for(width, many=True) for width in (10, 200, 256)] == [2000, 1750, 1367]
     assert Settings(k=100).points_for(10) == 5000 and Settings(m=300).points_for(4096) == 300
     assert Settings(m="500").m == 500  # as the command line gives it
+
+
+def test_a_named_site_stays_where_its_witnesses_go():
+    every = list(candidates(Settings(m=2000, k=50, sites="h:pooled"), sites=1, witnesses=3))
+    assert {s.sites for s in every} == {"h:pooled"}
+    heard = [s for s in every if s.witnesses == "auto"]
+    assert heard == every[: len(heard)] and min(s.m for s in heard) == 1000
+    assert every[len(heard)].m == 2000 and every[-1].k == 10

@@ -126,8 +126,8 @@ def test_levels_are_compared_each_with_itself(converted):
         for factor in (1, 1.1)
     )
     alike = {"none": [_with_shares(record, answer) for answer in plain], "all": steep}
-    assert strangers._agreement(record, alike, {**alike, "basic": steep, "extended": steep}).passed
-    found = strangers._agreement(record, alike, {**alike, "all": plain})
+    assert strangers._agreement(record, converted, alike, {**alike, "basic": steep, "extended": steep}).passed
+    found = strangers._agreement(record, converted, alike, {**alike, "all": plain})
     assert not found.passed and "optimisation all" in found.detail
 
 

@@ -160,7 +160,7 @@ def test_a_column_that_never_moves_keeps_its_unit():
     rows = SMALL.copy()
     rows[:, 1] = 7
     conversion = gapa_onnx.convert(pipelines.forest_regressor(WIDTH), {"X": rows}, k=20)
-    ((centre, factors),) = [block.linear for block in conversion.calibration.fits[0].geometry.blocks]
+    centre, factors = conversion.calibration.fits[0].geometry.linear
     assert centre[1] == 7 and factors[1] == 1
     assert np.allclose(factors[[0, 2, 3]], 1 / rows[:, [0, 2, 3]].astype(np.float64).std(axis=0), rtol=1e-5)
     moved = rows[:5].copy()

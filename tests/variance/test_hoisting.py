@@ -116,7 +116,9 @@ def test_data_of_one_axis():
 
 def test_nothing_is_stored_that_can_be_computed():
     model, x = build("gemm")
-    converted = gapa_onnx.convert(model, {"x": x}, m=30, k=8, task="none", solver="exact").model
+    converted = gapa_onnx.convert(
+        model, {"x": x}, m=30, k=8, task="none", solver="exact", witnesses="none", metric="euclidean"
+    ).model
     added = {t.name: t for t in converted.graph.initializer[len(model.graph.initializer) :]}
     size = sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in added.values())
     points = onnx.numpy_helper.to_array(added["h/gapa/points"]).nbytes
