@@ -29,6 +29,7 @@ from gapa_onnx.errors import UserError
 LEAST_POINTS = 20  # for each neighbour, where `m` is auto
 MOST_POINTS = {"one": 50, "many": 40}  # for each neighbour, where a row of the data asks one query or many
 CHOSEN_POINTS = 8  # the same at a detector's candidates, of which there are hundreds at several scales
+WITNESS_POINTS = 10  # the same at witnesses, which more points tell no more
 POINT_NUMBERS = {"one": 500_000, "many": 350_000}  # that they are together, between these
 MOST_KEPT = 48 << 20  # bytes of prepared neighbourhoods, of which the native library keeps no more
 CACHED_INDEXES = ("auto", "flat", "ivf")  # that find one nearest point
@@ -281,7 +282,7 @@ class Settings:
         """M at most, where not all rows are taken."""
         return MOST_POINTS["one"] * self.k if isinstance(self.m, str) else self.m
 
-    def points_for(self, width: int, many: bool = False, chosen: bool = False) -> int:
+    def points_for(self, width: int, many: bool = False, chosen: bool = False, witness: bool = False) -> int:
         """M where activations have this width, and a row of the data asks one query or many.
 
         Detection gains with every doubling of M (docs/defaults.md), so that cost decides. Where every token or
@@ -289,8 +290,8 @@ class Settings:
         """
         if not isinstance(self.m, str):
             return self.m
-        if chosen:
-            return CHOSEN_POINTS * self.k
+        if chosen or witness:
+            return (CHOSEN_POINTS if chosen else WITNESS_POINTS) * self.k
         queries = "many" if many else "one"
         return min(max(POINT_NUMBERS[queries] // width, LEAST_POINTS * self.k), MOST_POINTS[queries] * self.k)
 

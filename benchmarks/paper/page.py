@@ -319,6 +319,7 @@ SECTIONS = (
         by_module("cifar.page", "near"),
     ),
     ("Regression", "regression.csv", "benchmarks/paper/regression.py", by_module("regression_page")),
+    ("Promises", "guarantees.csv", "benchmarks/paper/guarantees.py", by_module("guarantees_page")),
     ("Segmentation", "segmentation.csv", "benchmarks/paper/segmentation.py", by_module("segmentation")),
 )
 

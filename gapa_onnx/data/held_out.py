@@ -23,9 +23,8 @@ from gapa_onnx.errors import UserError
 MOST_FITTING = 2000  # rows of part A where a few numbers are fitted: temperature and τ
 MOST_COUNTING = 2000  # rows of part B where a noise head learns from part A, and gains from every row of it
 
-#: Rows of part B among few known rows. A temperature that 250 rows of 500 have told costs about 0.002 nats more than one
-#: of all 500, one of 400 rows 0.0005; coverage 0.95 is kept by 19 rows. An error, or the coverage of each class, needs
-#: more.
+#: Share of part B among few known rows. A temperature gains from every row, and coverage 0.95 is kept by 19 of them; an
+#: error, or the coverage of each class, needs more (docs/decisions.md).
 COUNTING = {"labels": 1 / 5, "errors": 1 / 2, "targets": 1 / 3, "nothing": 1 / 2}
 
 Truth = Mapping[str, Array]  #: by output, one entry or one row per row of the data

@@ -6,7 +6,8 @@
     polar                u, and one coordinate more: how long z is, log |z|
     whitened             w = (z − mean) W, of unit variance along every principal axis
     whitened-direction   w / |w|
-    projected            the first numbers of w in polar coordinates, and one more: how far z is from what they span
+    projected            along the first principal axes: u, and the direction of w; and three lengths: of z, of w, and of what
+                         these axes leave over of z − mean
 
 Each is a map of z before a Gaussian kernel of the distance, which stays positive definite whatever the map is. A zero
 vector has no direction: u is zero there.
@@ -33,55 +34,78 @@ MOST_AXES = 64  # principal axes of `projected`, half of all where that is fewer
 
 @dataclass(frozen=True)
 class Lengths:
-    """How a length becomes a coordinate: (½ log(length² + short²) − middle) · slope."""
+    """How lengths become coordinates, each: (½ log(length² + short²) − middle) · slope."""
 
-    short: float
-    middle: float
-    slope: float
+    short: Array  #: (n,)
+    middle: Array  #: (n,)
+    slope: Array  #: (n,)
 
     def __call__(self, squares: Array) -> Array:
-        """Squared lengths (…) -> (…, 1)."""
-        logs = 0.5 * np.log(np.maximum(squares, 0) + np.float32(self.short**2))
-        found: Array = ((logs - self.middle) * self.slope).astype(np.float32)[..., None]
+        """Squared lengths (…, n) -> (…, n)."""
+        logs = 0.5 * np.log(np.maximum(squares, 0) + (self.short**2).astype(np.float32))
+        found: Array = ((logs - self.middle) * self.slope).astype(np.float32)
         return found
 
 
 @dataclass(frozen=True)
+class Axes:
+    """Principal axes that queries are projected on."""
+
+    along: Array = field(repr=False)  #: (d, r), orthonormal
+    centre: Array = field(repr=False)  #: (d,)
+    origin: Array = field(repr=False)  #: (r,): the centre along the axes
+    whitening: Array = field(repr=False)  #: (r,): one over the standard deviation along each
+    factors: tuple[float, float]  #: of the direction of z, and of that of w, so that both vary alike
+
+    def __call__(self, queries: Array) -> tuple[Array, Array]:
+        """Both directions of queries (…, d) side by side, (…, 2 r), and three squared lengths (…, 3)."""
+        centred = queries - self.centre
+        inside = centred @ self.along
+        white = inside * self.whitening
+        size = np.maximum(np.sqrt(_squares(queries)), SHORTEST)
+        directed = np.concatenate(
+            [(inside + self.origin) / size * self.factors[0], directions(white) * self.factors[1]], axis=-1
+        )
+        over = _squares(centred) - _squares(inside)
+        return directed, np.concatenate([_squares(queries), _squares(white), over], axis=-1)
+
+
+@dataclass(frozen=True)
 class Geometry:
-    """The map that queries go through before they are compared: linear, then divided by its length, if these are asked for,
-    with coordinates for the length and for what the linear map leaves over."""
+    """The map that queries go through before they are compared: linear, or onto axes, then divided by its length where
+    that is asked for, with coordinates for lengths."""
 
     metric: str  #: see above
     linear: tuple[Array, Array] | None = field(
         default=None, repr=False
-    )  #: centre (d,), and map (d, r) or factors (d,)
+    )  #: centre (d,), and map (d, d) or factors (d,)
     unit: bool = False
+    axes: Axes | None = None
     lengths: Lengths | None = None
-    rest: tuple[Array, Lengths] | None = field(
-        default=None, repr=False
-    )  #: variances along the axes (r,): the length of z − mean without them
 
     @one_thread()
     def __call__(self, queries: Array) -> Array:
         """Queries (…, d) as they are compared, float32."""
-        moved, over = queries, None
+        directed, squares = self.parts(queries)
+        if self.lengths is None:
+            return directed
+        found: Array = np.concatenate([directed, self.lengths(squares)], axis=-1).astype(np.float32)
+        return found
+
+    def parts(self, queries: Array) -> tuple[Array, Array]:
+        """All coordinates but those of lengths, and the squared lengths (…, n) that those are made of."""
+        if self.axes is not None:
+            return self.axes(queries)
+        moved = queries
         if self.linear is not None:
             centre, by = self.linear
-            centred = queries - centre
-            moved = centred @ by if by.ndim == 2 else centred * by
-            if self.rest is not None:
-                over = _squares(centred) - (moved * moved) @ self.rest[0]
-        if not self.unit:
-            return moved
-        parts = [directions(moved)]
-        parts += [] if self.lengths is None else [self.lengths(_squares(moved))]
-        parts += [] if self.rest is None or over is None else [self.rest[1](over)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+            moved = (queries - centre) @ by if by.ndim == 2 else (queries - centre) * by
+        return directions(moved) if self.unit else moved, _squares(moved)
 
 
 def _squares(rows: Array) -> Array:
-    """The squared lengths of rows (…, d) -> (…)."""
-    found: Array = np.einsum("...d,...d->...", rows, rows, dtype=np.float32)
+    """The squared lengths of rows (…, d) -> (…, 1)."""
+    found: Array = np.einsum("...d,...d->...", rows, rows, dtype=np.float32)[..., None]
     return found
 
 
@@ -97,27 +121,35 @@ def geometry_of(metric: str, rows: Array, mean: Array, std: Array, covariance: A
         return Geometry(metric, standardising(mean, std))
     if not is_whitened(metric):
         plain = Geometry(metric, unit=metric != "euclidean")
-        return replace(plain, lengths=_lengths(plain, _squares(rows), rows)) if metric == "polar" else plain
+        return _with_lengths(plain, rows) if metric == "polar" else plain
     assert covariance is not None
-    centre, axes = mean.astype(np.float32), whitening(mean, covariance)
+    centre, white = mean.astype(np.float32), whitening(mean, covariance)
     if metric != "projected":
-        return Geometry(metric, (centre, axes), unit=metric == "whitened-direction")
-    first = np.ascontiguousarray(axes[:, : max(1, min(MOST_AXES, len(mean) // 2))])
-    variances = (1 / np.einsum("dr,dr->r", first, first, dtype=np.float64)).astype(np.float32)
-    plain = Geometry(metric, (centre, first), unit=True)
-    moved = (rows - centre) @ first
-    over = np.maximum(_squares(rows - centre) - (moved * moved) @ variances, 0)
-    lengths, rest = _lengths(plain, _squares(moved), rows), _lengths(plain, over, rows)
-    return replace(plain, lengths=lengths, rest=(variances, rest))
+        return Geometry(metric, (centre, white), unit=metric == "whitened-direction")
+    return _with_lengths(Geometry(metric, axes=_axes(rows, centre, white)), rows)
 
 
-def _lengths(plain: Geometry, squares: Array, rows: Array) -> Lengths:
-    """A coordinate for lengths whose squares are given (n,), beside those of a geometry without it."""
-    short = max(SHORT * float(np.sqrt(np.median(squares))), SHORTEST)
-    logs = 0.5 * np.log(squares.astype(np.float64) + short**2)
-    spread = plain(rows).var(axis=0, dtype=np.float64).sum()
-    slope = np.sqrt(LENGTH_WEIGHT * spread) / max(float(logs.std()), 1e-6)
-    return Lengths(short, float(logs.mean()), float(slope))
+def _axes(rows: Array, centre: Array, white: Array) -> Axes:
+    """The first principal axes, from the whitening (d, d) of rows (n, d)."""
+    first = white[:, : max(1, min(MOST_AXES, len(centre) // 2))].astype(np.float64)
+    sizes = np.sqrt(np.einsum("dr,dr->r", first, first))  # one over the standard deviations
+    along = np.ascontiguousarray(first / sizes, np.float32)
+    axes = Axes(along, centre, (centre @ along).astype(np.float32), sizes.astype(np.float32), (1.0, 1.0))
+    spreads = np.split(axes(rows)[0].var(axis=0, dtype=np.float64), 2)
+    one, other = (1 / max(float(np.sqrt(part.sum())), SHORTEST) for part in spreads)
+    return replace(axes, factors=(one, other))
+
+
+def _with_lengths(plain: Geometry, rows: Array) -> Geometry:
+    """The geometry with a coordinate for each length, of a weight that is right for these rows (n, d)."""
+    directed, squares = plain.parts(rows)
+    spread = directed.var(axis=0, dtype=np.float64).sum() / (1 if plain.axes is None else 2)
+    short = np.maximum(SHORT * np.sqrt(np.median(np.maximum(squares, 0), axis=0)), SHORTEST).astype(
+        np.float64
+    )
+    logs = 0.5 * np.log(np.maximum(squares, 0).astype(np.float64) + short**2)
+    slope = np.sqrt(LENGTH_WEIGHT * spread) / np.maximum(logs.std(axis=0), 1e-6)
+    return replace(plain, lengths=Lengths(short, logs.mean(axis=0), slope))
 
 
 def directions(rows: Array) -> Array:

@@ -104,6 +104,8 @@ def read_queries(
 
     def tensor(name: str) -> Value:
         value = graph.tensor(name, np.dtype(source.tensors[name].dtype or np.float32))
+        if value.dtype == np.float16:
+            value = _viewed_again(graph, source, name)
         return graph.cast(value, np.float32) if is_quantised(value.dtype) else value
 
     if site.layout is not Layout.FLAT:
@@ -112,6 +114,21 @@ def read_queries(
     axis = 0 if _are_one_sample([source.tensors[name].shape for name in names]) else 1
     parts = [graph.cast(graph.emit("Flatten", tensor(name), axis=axis), np.float32) for name in names]
     return parts[0] if len(parts) == 1 else graph.emit("Concat", *parts, axis=1)
+
+
+def _viewed_again(graph: VarianceGraph, source: SourceModel, name: str) -> Value:
+    """A tensor in half precision, made again from what it is flattened from.
+
+    onnxruntime computes most of half precision in single precision and takes two casts in a row for none, also past a
+    Flatten that nothing else reads: a second reader makes it round there, and changes the last bits of the prediction.
+    A Reshape does the same and is not merged with it.
+    """
+    tensor = source.tensors[name]
+    node = tensor.inputs[0] if len(tensor.inputs) == 1 else None
+    value = graph.tensor(name, np.dtype(np.float16))
+    if node is None or node.op != "Flatten" or node.attrs.get("axis", 1) != 1:
+        return value
+    return graph.emit("Reshape", graph.tensor(node.inputs[0].name, value.dtype), graph.ints(0, -1))
 
 
 def _are_one_sample(shapes: Sequence[Sequence[object] | None]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from support.labelled_rows import SMALL, converted, net, rows, run
+from support.labelled_models import SMALL, converted, net, rows, run
 from support.small_models import noisy_data, noisy_net
 
 import gapa_onnx

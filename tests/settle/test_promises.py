@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from support.labelled_rows import CLASSES, SMALL, converted, net, rows, run
+from support.labelled_models import CLASSES, SMALL, converted, net, rows, run
 from support.small_models import noisy_data, noisy_net, parse
 
 import gapa_onnx

@@ -1,4 +1,4 @@
-"""A small classifier that is overconfident, rows with their classes, and the file that promises something of them."""
+"""A small overconfident classifier, rows with their true classes, and files that were converted with these."""
 
 from __future__ import annotations
 
