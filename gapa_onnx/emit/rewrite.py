@@ -31,13 +31,12 @@ from gapa_onnx.op.function import body
 from gapa_onnx.op.storage import emit_points
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.candidates import selections
-from gapa_onnx.plan.frontier import comes_from
 from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.heads.noise import NoiseTensors
 from gapa_onnx.plan.heads.promises import PromiseTensors
 from gapa_onnx.plan.heads.strangeness import Gauge, Testimony
 from gapa_onnx.plan.outputs import Answer, answer, declare, declare_scores, score_answer, with_noise
-from gapa_onnx.plan.scores import ScoreTensors
+from gapa_onnx.plan.scores import ScoreTensors, is_told_by
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import Propagation, RefusedNode, propagate
@@ -214,7 +213,7 @@ class _Witnesses:
         fit = next(fit for fit in self.calibration.fits if fit.site.output == site.output)
         shares = self._written(graph).shares
         before = self.plan.source.tensors[site.query]
-        places = tuple(place for place in shares if comes_from(before, {place}))
+        places = tuple(place for place in shares if is_told_by(self.plan.source, before, place))
         if not (fit.single and site.query_axes == 2 and places):
             return None
         value, gauge = self._written(graph).beyond(places, f"{site.prefix}/beyond")

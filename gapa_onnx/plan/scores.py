@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_graphsurgeon as gs
 
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.frontier import comes_from
@@ -93,7 +94,7 @@ def strange_by_witnesses(
     tensor = source.tensors[head.logits]
     if testimony is None or graph.opset < OLDEST_LEVELLED:
         return [plain]
-    heard = tuple(place for place in testimony.shares if comes_from(tensor, {place}))
+    heard = tuple(place for place in testimony.shares if is_told_by(source, tensor, place))
     if not heard:
         return [plain]
     if plain.rank > 1:
@@ -104,6 +105,13 @@ def strange_by_witnesses(
     score, by_shares, tensors = emit_strangeness(testimony, heard, own, f"{head.output}/score")
     ranked = None if testimony.held_out or own is None else by_shares
     return [Scored("score", score, 1, "witnesses", ranked, tensors)]
+
+
+def is_told_by(source: SourceModel, tensor: gs.Tensor, place: str) -> bool:
+    """Whether a tensor is made of what is at a place, sample by sample: rows may have become another axis on the way."""
+    ours, theirs = (t.shape[0] if t.shape else None for t in (tensor, source.tensors[place]))
+    apart = isinstance(ours, int) and isinstance(theirs, int) and ours != theirs
+    return not apart and comes_from(tensor, {place})
 
 
 def score_rank(head: Head) -> int:
