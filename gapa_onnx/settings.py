@@ -27,10 +27,11 @@ from gapa_onnx.declarations import (
 from gapa_onnx.errors import UserError
 
 LEAST_POINTS = 20  # for each neighbour, where `m` is auto
-MOST_POINTS = {"one": 50, "many": 40}  # for each neighbour, where a row of the data asks one query or many
+MOST_POINTS = 40  # the same where a row of the data asks many queries, which stand for more kinds of them
 CHOSEN_POINTS = 8  # the same at a detector's candidates, of which there are hundreds at several scales
-WITNESS_POINTS = 10  # the same at witnesses, which more points tell no more
-POINT_NUMBERS = {"one": 500_000, "many": 350_000}  # that they are together, between these
+WITNESS_POINTS = 20  # the same at witnesses, which more points tell no more
+WITNESS_NEIGHBOURS = 20  # K there at most: a share that is only ranked may be coarser
+POINT_NUMBERS = 350_000  # that they are together, between these
 MOST_KEPT = 48 << 20  # bytes of prepared neighbourhoods, of which the native library keeps no more
 CACHED_INDEXES = ("auto", "flat", "ivf")  # that find one nearest point
 
@@ -191,8 +192,8 @@ class Settings:
     )
     m: str | int = word_or_count(
         "auto",
-        help="Inducing points per site; auto takes 50 for each neighbour, so 2500; 40 where each token or pixel "
-        "is a query; down to 20 where activations are wide.",
+        help="Inducing points per site; auto takes 20 for each neighbour, so 1000; up to 40 where each token or "
+        "pixel is a query and activations are narrow.",
         group=GAUSSIAN_PROCESS,
     )
     k: int = count(
@@ -270,6 +271,10 @@ class Settings:
         changed: dict[str, Any] = {**PAPER, "solver": solver}
         return replace(self, **changed)
 
+    def of_witness(self) -> Settings:
+        """The same for a place that passes no variance on."""
+        return replace(self, k=min(self.k, WITNESS_NEIGHBOURS))
+
     def metric_at(self, chosen: bool) -> str:
         """The metric of a place, auto where the data choose; `chosen` where its queries are those of a detector's
         candidates, of which an ordinary image has strange ones too."""
@@ -280,20 +285,21 @@ class Settings:
     @property
     def most_points(self) -> int:
         """M at most, where not all rows are taken."""
-        return MOST_POINTS["one"] * self.k if isinstance(self.m, str) else self.m
+        return MOST_POINTS * self.k if isinstance(self.m, str) else self.m
 
     def points_for(self, width: int, many: bool = False, chosen: bool = False, witness: bool = False) -> int:
         """M where activations have this width, and a row of the data asks one query or many.
 
-        Detection gains with every doubling of M (docs/defaults.md), so that cost decides. Where every token or
-        pixel is a query, it is paid so many times; a query for the whole row may cost more.
+        Variances tell a little more with every doubling of M (docs/defaults.md), scores by witnesses do not, so that cost
+        decides.
         """
         if not isinstance(self.m, str):
             return self.m
         if chosen or witness:
             return (CHOSEN_POINTS if chosen else WITNESS_POINTS) * self.k
-        queries = "many" if many else "one"
-        return min(max(POINT_NUMBERS[queries] // width, LEAST_POINTS * self.k), MOST_POINTS[queries] * self.k)
+        if not many:
+            return LEAST_POINTS * self.k
+        return min(max(POINT_NUMBERS // width, LEAST_POINTS * self.k), MOST_POINTS * self.k)
 
     @property
     def cached(self) -> bool:

@@ -13,7 +13,7 @@ def compared(graph: VarianceGraph, query: Value, geometry: Geometry, rank: int |
     """Emit the coordinates in which queries (…, d) of this rank are compared."""
     last = -1 if rank is None else rank - 1  # before opset 11 axes are not counted from the end
     if geometry.axes is not None:
-        parts, squares = _projected(graph, query, geometry.axes, last, prefix)
+        parts, sizes = _projected(graph, query, geometry.axes, last, prefix)
     else:
         if geometry.linear is not None:
             centre, factors = geometry.linear
@@ -22,35 +22,31 @@ def compared(graph: VarianceGraph, query: Value, geometry: Geometry, rank: int |
             query = graph.emit("MatMul", query, by) if factors.ndim == 2 else query * by
         if not geometry.unit:
             return query
-        squares = [_square(graph, query, last)]
-        parts = [query / graph.at_least(squares[0].sqrt(), SHORTEST)]
+        sizes = [graph.reduce("ReduceL2", query, [last])]
+        parts = [query / graph.at_least(sizes[0], SHORTEST)]
     if geometry.lengths is not None:
         lengths = geometry.lengths
-        together = graph.emit("Concat", *squares, axis=last) if len(squares) > 1 else squares[0]
-        logs = graph.emit("Log", together + _row(graph, lengths.short**2))
-        parts.append(
-            (logs - _row(graph, 2 * lengths.middle)) * _row(graph, lengths.slope / 2)
-        )  # log of squares
+        together = graph.emit("Concat", *sizes, axis=last) if len(sizes) > 1 else sizes[0]
+        logs = graph.emit("Log", together + _row(graph, lengths.short))
+        parts.append((logs - _row(graph, lengths.middle)) * _row(graph, lengths.slope))
     return parts[0] if len(parts) == 1 else graph.emit("Concat", *parts, axis=last)
 
 
 def _projected(
     graph: VarianceGraph, query: Value, axes: Axes, last: int, prefix: str
 ) -> tuple[list[Value], list[Value]]:
-    """Both directions along the axes, and the squares of the three lengths."""
+    """Both directions along the axes, and the three lengths."""
     centred = query - graph.constant(axes.centre, f"{prefix}/centre")
     inside = graph.emit("MatMul", centred, graph.constant(axes.along, f"{prefix}/axes"))
     white = inside * graph.constant(axes.whitening, f"{prefix}/whitening")
-    of_query, of_white = _square(graph, query, last), _square(graph, white, last)
-    over = graph.at_least(_square(graph, centred, last) - _square(graph, inside, last), 0.0)
+    size, of_white = (graph.reduce("ReduceL2", value, [last]) for value in (query, white))
+    whole, along = (graph.reduce("ReduceSumSquare", value, [last]) for value in (centred, inside))
+    over = graph.at_least(whole - along, 0.0).sqrt()
     one, other = axes.factors
-    plain = (inside + _row(graph, axes.origin)) / (graph.at_least(of_query.sqrt(), SHORTEST) * (1 / one))
-    directed = white / (graph.at_least(of_white.sqrt(), SHORTEST) * (1 / other))
-    return [plain, directed], [of_query, of_white, over]
-
-
-def _square(graph: VarianceGraph, value: Value, last: int) -> Value:
-    return graph.reduce("ReduceSum", value.squared, [last])
+    first = graph.slice(inside, last, 0, len(axes.origin))
+    plain = (first + _row(graph, axes.origin)) / graph.at_least(size * (1 / one), SHORTEST)
+    directed = white / graph.at_least(of_white * (1 / other), SHORTEST)
+    return [plain, directed], [size, of_white, over]
 
 
 def _row(graph: VarianceGraph, numbers: np.ndarray) -> Value:

@@ -176,14 +176,14 @@ def fit(collected: Collected, settings: Settings, progress: Progress = silent) -
 
 
 def _fit(collector: Collector, settings: Settings, collected: Collected, progress: Progress) -> SiteFit:
-    site = collector.site
+    site, witness = collector.site, not collected.propagates(collector)
+    settings = settings.of_witness() if witness and collected.opset >= ANY_SIZE_OPSET else settings
     progress("fitting", 0.0)
     _require_rows(collector, settings)
     rows = collector.rows(settings)  # (n, d)
     how, metrics = _geometry(collector, rows, settings, collected)
     rows = how(rows)
     length_scale = _length_scale(site, rows, settings, collected.inputs)
-    witness = not collected.propagates(collector)
     wanted = settings.points_for(rows.shape[1], site.many, site.chosen, witness)
     chosen = inducing.select(
         settings.inducing,

@@ -6,8 +6,8 @@
     polar                u, and one coordinate more: how long z is, log |z|
     whitened             w = (z − mean) W, of unit variance along every principal axis
     whitened-direction   w / |w|
-    projected            along the first principal axes: u, and the direction of w; and three lengths: of z, of w, and of what
-                         these axes leave over of z − mean
+    projected            along the first principal axes: the direction of w, and along fewer of them u; and three lengths: of
+                         z, of w, and of what these axes leave over of z − mean
 
 Each is a map of z before a Gaussian kernel of the distance, which stays positive definite whatever the map is. A zero
 vector has no direction: u is zero there.
@@ -29,20 +29,21 @@ _EPS = float(np.finfo(np.float32).eps)
 
 LENGTH_WEIGHT = 0.25  # variance of the coordinate for lengths, over that of all others together
 SHORT = 1e-3  # of the usual length: shorter vectors are hardly farther away, so that zero is not at infinity
-MOST_AXES = 64  # principal axes of `projected`, half of all where that is fewer
+MOST_AXES = 48  # principal axes of `projected`, half of all where that is fewer
+FEWER_AXES = 4  # one in so many of them is enough for u: it varies most along the first
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How lengths become coordinates, each: (½ log(length² + short²) − middle) · slope."""
+    """How lengths become coordinates, each: (log(length + short) − middle) · slope."""
 
     short: Array  #: (n,)
     middle: Array  #: (n,)
     slope: Array  #: (n,)
 
-    def __call__(self, squares: Array) -> Array:
-        """Squared lengths (…, n) -> (…, n)."""
-        logs = 0.5 * np.log(np.maximum(squares, 0) + (self.short**2).astype(np.float32))
+    def __call__(self, lengths: Array) -> Array:
+        """Lengths (…, n) -> (…, n)."""
+        logs = np.log(lengths + self.short.astype(np.float32))
         found: Array = ((logs - self.middle) * self.slope).astype(np.float32)
         return found
 
@@ -53,21 +54,20 @@ class Axes:
 
     along: Array = field(repr=False)  #: (d, r), orthonormal
     centre: Array = field(repr=False)  #: (d,)
-    origin: Array = field(repr=False)  #: (r,): the centre along the axes
+    origin: Array = field(repr=False)  #: (f,): the centre along the first of them
     whitening: Array = field(repr=False)  #: (r,): one over the standard deviation along each
     factors: tuple[float, float]  #: of the direction of z, and of that of w, so that both vary alike
 
     def __call__(self, queries: Array) -> tuple[Array, Array]:
-        """Both directions of queries (…, d) side by side, (…, 2 r), and three squared lengths (…, 3)."""
+        """Both directions of queries (…, d) side by side, (…, f + r), and three lengths (…, 3)."""
         centred = queries - self.centre
         inside = centred @ self.along
         white = inside * self.whitening
-        size = np.maximum(np.sqrt(_squares(queries)), SHORTEST)
-        directed = np.concatenate(
-            [(inside + self.origin) / size * self.factors[0], directions(white) * self.factors[1]], axis=-1
-        )
-        over = _squares(centred) - _squares(inside)
-        return directed, np.concatenate([_squares(queries), _squares(white), over], axis=-1)
+        size = _length(queries)
+        plain = (inside[..., : len(self.origin)] + self.origin) / np.maximum(size, SHORTEST)
+        directed = np.concatenate([plain * self.factors[0], directions(white) * self.factors[1]], axis=-1)
+        over = np.sqrt(np.maximum(_length(centred) ** 2 - _length(inside) ** 2, 0))
+        return directed, np.concatenate([size, _length(white), over], axis=-1)
 
 
 @dataclass(frozen=True)
@@ -86,26 +86,26 @@ class Geometry:
     @one_thread()
     def __call__(self, queries: Array) -> Array:
         """Queries (…, d) as they are compared, float32."""
-        directed, squares = self.parts(queries)
+        directed, lengths = self.parts(queries)
         if self.lengths is None:
             return directed
-        found: Array = np.concatenate([directed, self.lengths(squares)], axis=-1).astype(np.float32)
+        found: Array = np.concatenate([directed, self.lengths(lengths)], axis=-1).astype(np.float32)
         return found
 
     def parts(self, queries: Array) -> tuple[Array, Array]:
-        """All coordinates but those of lengths, and the squared lengths (…, n) that those are made of."""
+        """All coordinates but those of lengths, and the lengths (…, n) that those are made of."""
         if self.axes is not None:
             return self.axes(queries)
         moved = queries
         if self.linear is not None:
             centre, by = self.linear
             moved = (queries - centre) @ by if by.ndim == 2 else (queries - centre) * by
-        return directions(moved) if self.unit else moved, _squares(moved)
+        return directions(moved) if self.unit else moved, _length(moved)
 
 
-def _squares(rows: Array) -> Array:
-    """The squared lengths of rows (…, d) -> (…, 1)."""
-    found: Array = np.einsum("...d,...d->...", rows, rows, dtype=np.float32)[..., None]
+def _length(rows: Array) -> Array:
+    """The lengths of rows (…, d) -> (…, 1)."""
+    found: Array = np.sqrt(np.einsum("...d,...d->...", rows, rows, dtype=np.float32))[..., None]
     return found
 
 
@@ -134,20 +134,20 @@ def _axes(rows: Array, centre: Array, white: Array) -> Axes:
     first = white[:, : max(1, min(MOST_AXES, len(centre) // 2))].astype(np.float64)
     sizes = np.sqrt(np.einsum("dr,dr->r", first, first))  # one over the standard deviations
     along = np.ascontiguousarray(first / sizes, np.float32)
-    axes = Axes(along, centre, (centre @ along).astype(np.float32), sizes.astype(np.float32), (1.0, 1.0))
-    spreads = np.split(axes(rows)[0].var(axis=0, dtype=np.float64), 2)
+    fewer = max(1, len(sizes) // FEWER_AXES)
+    origin = (centre @ along[:, :fewer]).astype(np.float32)
+    axes = Axes(along, centre, origin, sizes.astype(np.float32), (1.0, 1.0))
+    spreads = np.split(axes(rows)[0].var(axis=0, dtype=np.float64), [fewer])
     one, other = (1 / max(float(np.sqrt(part.sum())), SHORTEST) for part in spreads)
     return replace(axes, factors=(one, other))
 
 
 def _with_lengths(plain: Geometry, rows: Array) -> Geometry:
     """The geometry with a coordinate for each length, of a weight that is right for these rows (n, d)."""
-    directed, squares = plain.parts(rows)
+    directed, lengths = plain.parts(rows)
     spread = directed.var(axis=0, dtype=np.float64).sum() / (1 if plain.axes is None else 2)
-    short = np.maximum(SHORT * np.sqrt(np.median(np.maximum(squares, 0), axis=0)), SHORTEST).astype(
-        np.float64
-    )
-    logs = 0.5 * np.log(np.maximum(squares, 0).astype(np.float64) + short**2)
+    short = np.maximum(SHORT * np.median(lengths, axis=0), SHORTEST).astype(np.float64)
+    logs = np.log(lengths.astype(np.float64) + short)
     slope = np.sqrt(LENGTH_WEIGHT * spread) / np.maximum(logs.std(axis=0), 1e-6)
     return replace(plain, lengths=Lengths(short, logs.mean(axis=0), slope))
 

@@ -148,10 +148,7 @@ def with_flags(
                 None if ranked is None else level_score(graph, ranked, told, prefix, logarithmic, lengths)[0]
             )
         served = value if ranked is None else ranked
-        rare, table = emit_p_value(graph, served, one.rank, prefix)
-        if ranked is not None:  # what has no score is not ordinary, whatever its shares are
-            with graph.scope(f"{prefix}/p"):
-                rare = rare * (value - value < 1.0)
+        rare, table = emit_p_value(graph, served, one.rank, prefix, known_by=value)
         flag = emit_flag(graph, rare, table, f"{head.output}/{whose}ood")
         if valid is not None:
             with graph.scope(f"{head.output}/{whose}ood"):

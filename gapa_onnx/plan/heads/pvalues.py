@@ -50,8 +50,11 @@ def p_value(scores: Array, score: float | Array) -> Array:
     return found
 
 
-def emit_p_value(graph: VarianceGraph, score: Value, rank: int, prefix: str) -> tuple[Value, TableTensors]:
-    """Emit p of a score of this rank; no ordinary score is known yet, so that p is 1."""
+def emit_p_value(
+    graph: VarianceGraph, score: Value, rank: int, prefix: str, known_by: Value | None = None
+) -> tuple[Value, TableTensors]:
+    """Emit p of a score of this rank; no ordinary score is known yet, so that p is 1. Where another number, `known_by`, is
+    not finite, p is 0: what has no score is not ordinary."""
     kind = score.dtype
     table, largest = laid_out(np.empty(0))
     names = [
@@ -64,10 +67,17 @@ def emit_p_value(graph: VarianceGraph, score: Value, rank: int, prefix: str) -> 
         )
     ]
     tensors = TableTensors(*names)
-    return read_p_value(graph, score, rank, tensors, f"{prefix}/p"), tensors
+    return read_p_value(graph, score, rank, tensors, f"{prefix}/p", known_by), tensors
 
 
-def read_p_value(graph: VarianceGraph, score: Value, rank: int, tensors: TableTensors, scope: str) -> Value:
+def read_p_value(
+    graph: VarianceGraph,
+    score: Value,
+    rank: int,
+    tensors: TableTensors,
+    scope: str,
+    known_by: Value | None = None,
+) -> Value:
     """Emit p of a score by parameters that are there."""
     scores, ends, count = (
         graph.tensor(name, score.dtype) for name in (tensors.scores, tensors.largest, tensors.count)
@@ -78,7 +88,8 @@ def read_p_value(graph: VarianceGraph, score: Value, rank: int, tensors: TableTe
         row = graph.emit("Gather", scores, graph.cast(before, np.int64), axis=0)  # (…, width)
         inside = graph.reduce("ReduceSum", row < column, [rank], keepdims=False)
         below = before * graph.cast(graph.dimension(scores, 1), score.dtype) + inside
-        finite = score - score < 1.0  # of a NaN or an infinity the difference is no number
+        known = score if known_by is None else known_by
+        finite = known - known < 1.0  # of a NaN or an infinity the difference is no number
         return (count + 1.0 - below) / (count + 1.0) * finite
 
 
