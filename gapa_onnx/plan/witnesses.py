@@ -22,8 +22,8 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.axes import FeatureAxes
 from gapa_onnx.plan.frontier import carries, place_at
-from gapa_onnx.plan.layers import CARRIERS, Network
-from gapa_onnx.plan.naming import named_site, site_at, site_at_tensor
+from gapa_onnx.plan.layers import RESHAPERS, Network
+from gapa_onnx.plan.naming import named_site, site_at, site_at_activation, site_at_tensor
 from gapa_onnx.variance.graph import names_read
 from gapa_onnx.variance.sites import Layout, Site
 
@@ -82,9 +82,18 @@ def _auto(network: Network, sites: Sequence[Site]) -> list[Site]:
 
 
 def _first_vector(network: Network, passed: Sequence[gs.Tensor]) -> list[Site]:
-    """The first of the tensors (N, d) that is no map which is read as one."""
-    vectors = [tensor for tensor in passed if len(tensor.shape) == 2 and tensor.inputs[0].op not in CARRIERS]
-    return [site_at(network, place_at(network, vector)) for vector in vectors[:1]]
+    """The first of the tensors (N, d) that goes into an activation, else into a layer: what lies before may be fused with
+    the layer that makes it. A map that is flattened is none."""
+    vectors = [tensor for tensor in passed if len(tensor.shape) == 2 and tensor.inputs[0].op not in RESHAPERS]
+    for tensor in vectors:
+        found = next(
+            (network.activations[id(node)] for node in tensor.outputs if id(node) in network.activations),
+            None,
+        )
+        if found is not None:
+            return [site_at_activation(network, found)]
+    read = (tensor for tensor in vectors if any(id(node) in network.layers for node in tensor.outputs))
+    return [site_at(network, place_at(network, tensor)) for tensor in read][:1]
 
 
 def _ends_of_stages(network: Network, passed: Sequence[gs.Tensor]) -> list[gs.Tensor]:

@@ -67,7 +67,9 @@ def test_variances_are_those_of_a_converted_file(observed, module, tmp_path, sit
     source.write_bytes(model.SerializeToString())
     length_scale = (subject.sites[1].whitened if metric == "whitened" else subject.sites[1]).median
     numbers = {"length_scale": length_scale} if sites == "h2" else {}
-    gapa_onnx.convert(source, {"x": rows}, path, sites=sites, scale="none", **numbers, **chosen)
+    gapa_onnx.convert(
+        source, {"x": rows}, path, sites=sites, witnesses="none", scale="none", **numbers, **chosen
+    )
     expected = gapa_onnx.session(path).run(["logits_var"], {"x": rows[:20] + np.float32(0.01)})[0]
     # float32 all the way against float64 behind the operator
     np.testing.assert_allclose(readings.variances(subject, reading)[0], expected, rtol=1e-4, atol=1e-7)

@@ -62,7 +62,15 @@ def converted(network, tmp_path_factory):
 
 
 def convert(network, path, points: str, **choices):
-    return gapa_onnx.convert(network, {"x": cloud(1500)}, path, points=points, m=POINTS, k=K, **choices)
+    return gapa_onnx.convert(
+        network,
+        {"x": cloud(1500)},
+        path,
+        points=points,
+        m=POINTS,
+        k=K,
+        **{"metric": "euclidean", "witnesses": "none"} | choices,
+    )
 
 
 # ------------------------------------------------------------------ arithmetic

@@ -24,6 +24,7 @@ import gapa_onnx
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import load
 from gapa_onnx.plan.placement import find_sites
+from gapa_onnx.plan.witnesses import find_witnesses
 from gapa_onnx.variance.patterns import find_composites
 from gapa_onnx.variance.qdq import dequantised, reading_graph
 from gapa_onnx.variance.rules import TABLE, Deterministic, Refusal
@@ -111,7 +112,9 @@ def some(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def convert(
     model: onnx.ModelProto | Path, feeds: dict[str, np.ndarray], sites: str = "auto", **choices
 ) -> gapa_onnx.Conversion:
-    conversion = gapa_onnx.convert(model, feeds, sites=sites, **{"m": 32, "k": 8} | choices)
+    conversion = gapa_onnx.convert(
+        model, feeds, sites=sites, **{"m": 32, "k": 8, "metric": "euclidean", "witnesses": "none"} | choices
+    )
     assert [check for check in conversion.checks if not check.passed] == []
     return conversion
 
@@ -183,8 +186,10 @@ def test_error_bars_are_those_of_the_float_model(quantised, name, form):
 def test_sites_of_the_mlp_are_those_of_the_float_model(quantised, form):
     source = load(quantised("digits_mlp", form))
     assert [site.activation for site in find_sites(source, "last")] == ["Tanh"]
-    for sites in ("auto", "all"):
-        assert [site.activation for site in find_sites(source, sites)] == ["Tanh", "Tanh"]
+    assert [site.activation for site in find_sites(source, "all")] == ["Tanh", "Tanh"]
+    sites = find_sites(source, "auto")
+    assert [site.activation for site in sites] == ["Tanh"]
+    assert [witness.activation for witness in find_witnesses(source, "auto", sites)] == ["Tanh"]
 
 
 @pytest.mark.parametrize("form", FORMS)
