@@ -72,21 +72,18 @@ def _auto(network: Network, sites: Sequence[Site]) -> list[Site]:
         return []
     last = network.source.tensors[sites[-1].output]
     cuts, same = cut_tensors(network, last)
-    passed = [tensor for tensor in cuts if _is_place(network, tensor, last)]
-    passed = _of_other_stages(network, passed, same)
+    passed = _untold(network, [tensor for tensor in cuts if _is_place(network, tensor, last)], same)
     places = [site_at_tensor(network, tensor) for tensor in _ends_of_stages(network, passed)]
     places += _first_vector(network, passed)
     return _spread_out([one for one in map(_pooled, places) if one is not None])
 
 
-def _of_other_stages(
-    network: Network, passed: Sequence[gs.Tensor], same: Sequence[gs.Tensor]
-) -> list[gs.Tensor]:
-    """Without the stage that ends in the site, unless all maps are of that one size."""
-    told = {_stage(network, tensor) for tensor in same} - {None}
-    if {_stage(network, tensor) for tensor in passed} - {None} == told:
-        return list(passed)
-    return [tensor for tensor in passed if _stage(network, tensor) not in told]
+def _untold(network: Network, passed: Sequence[gs.Tensor], same: Sequence[gs.Tensor]) -> list[gs.Tensor]:
+    """Those of a stage that does not end in the last site; all, where there is but one stage."""
+    stages = {tensor.name: _stage(network, tensor) for tensor in (*passed, *same)}
+    told = {stages[tensor.name] for tensor in same} - {None}
+    one_size = {stages[tensor.name] for tensor in passed} - {None} == told
+    return [tensor for tensor in passed if one_size or stages[tensor.name] not in told]
 
 
 def _first_vector(network: Network, passed: Sequence[gs.Tensor]) -> list[Site]:

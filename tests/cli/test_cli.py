@@ -67,7 +67,7 @@ def test_convert_summary(capsys, folder):
     assert re.search(
         r"tanh2\s+Tanh\s+rows\s+100\s+\d+\s+50\s+\d\.\d+\s+\d+(?:\.\d+)?\s+local\s+1\.000\s+0\.\d+", out
     )
-    for place, kind in (("tanh2", "site"), ("fc1_out", "witness")):
+    for place, kind in (("tanh2", "site"), ("tanh1", "witness")):
         tried = re.search(rf"{place}\s+{kind}\s+rows\s+100\s+\d+\s+(\S+)\s+(.+)", out)
         assert re.search(rf"{tried[1]} 0\.\d{{3}}", tried[2]) and tried[2].count(", ") == 1
     assert re.search(r"logits\s+classification\s+no Softmax at the end", out)
@@ -281,8 +281,8 @@ def test_inspect_converted(capsys, converted):
         assert part in text
     (witness,) = answer["provenance"]["witnesses"]
     best = max(witness["metrics"].items(), key=lambda entry: entry[1])
-    assert re.search(rf"fc1_out\s+witness\s+rows\s.*{witness['metric']}\s+{best[0]} {best[1]:.3f}, ", text)
-    assert re.search(rf"fc1_out\s+{witness['share_quantiles']['0.05']:.4g}\s", text)
+    assert re.search(rf"tanh1\s+witness\s+rows\s.*{witness['metric']}\s+{best[0]} {best[1]:.3f}, ", text)
+    assert re.search(rf"tanh1\s+{witness['share_quantiles']['0.05']:.4g}\s", text)
 
 
 def test_the_words_of_a_table_are_explained_below_it(capsys, converted):
