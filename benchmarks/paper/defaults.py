@@ -55,9 +55,10 @@ This page is written by `benchmarks/paper/defaults.py` from the files in `benchm
 
 
 BY_NETWORK = """\
-The default, and in brackets the network by itself. The score is the mean variance of the logits, whose AUROC is that
-of the share s where there is one site. It is the default for flags: it does not depend on τ, nor on how sure the
-network is of what it does not know, on which entropy and BALD depend.
+What the Gaussian process alone says, in Euclidean distances at the last site, and in brackets the network by itself. The
+score is the mean variance of the logits, whose AUROC is that of the share s where there is one site. The default of the tool
+adds witnesses and chooses geometries; it stands beside other methods in [RESULTS.md](../benchmarks/paper/RESULTS.md), and
+how it was chosen in [decisions.md](decisions.md#plan).
 """
 
 
@@ -237,14 +238,14 @@ k-means helps as much, and harms BALD and entropy on the convolutional networks.
         ("metric", "multiple"),
     ),
     Section(
-        "Inducing points: 2500 by k-means",
+        "Inducing points: 1000 by k-means",
         "points",
         ("kmeans", "1000"),
         """
 More points tell strange rows better, and there is no number beyond which they stop to help: the leave-one-out share
 falls on like a power of M. So M is a matter of cost. At the same M, k-means is ahead of random rows and of
-farthest-first, which spends its points on outliers. The tool takes 50 for each neighbour, fewer where rows are wide or
-each token is a query; the other tables on this page have 1000, which is the line in bold here.""",
+farthest-first, which spends its points on outliers. Here the score is the mean variance. Scores by witnesses hardly gain beyond
+500 points, so that the tool takes 20 for each neighbour.""",
         ("chosen by", "M"),
     ),
     Section(

@@ -44,7 +44,7 @@ def _projected(
     over = graph.at_least(whole - along, 0.0).sqrt()
     one, other = axes.factors
     first = graph.slice(inside, last, 0, len(axes.origin))
-    plain = (first + _row(graph, axes.origin)) / graph.at_least(size * (1 / one), SHORTEST)
+    plain = (first + _row(graph, axes.origin)) / (graph.at_least(size, axes.short) * (1 / one))
     directed = white / graph.at_least(of_white * (1 / other), SHORTEST)
     return [plain, directed], [size, of_white, over]
 

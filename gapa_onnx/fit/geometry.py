@@ -29,6 +29,10 @@ _EPS = float(np.finfo(np.float32).eps)
 
 LENGTH_WEIGHT = 0.25  # variance of the coordinate for lengths, over that of all others together
 SHORT = 1e-3  # of the usual length: shorter vectors are hardly farther away, so that zero is not at infinity
+ROUNDED = 10 * float(
+    np.sqrt(64 * np.finfo(np.float32).eps)
+)  # of a length, that a difference of squares tells badly from 0
+OF_ROUNDING = 2.0  # standard deviation of logarithms that rounding is given, so that it stays small
 MOST_AXES = 48  # principal axes of `projected`, half of all where that is fewer
 FEWER_AXES = 4  # one in so many of them is enough for u: it varies most along the first
 
@@ -57,6 +61,7 @@ class Axes:
     origin: Array = field(repr=False)  #: (f,): the centre along the first of them
     whitening: Array = field(repr=False)  #: (r,): one over the standard deviation along each
     factors: tuple[float, float]  #: of the direction of z, and of that of w, so that both vary alike
+    short: float  #: what z is divided by at least, as a zero vector has no direction but rounding
 
     def __call__(self, queries: Array) -> tuple[Array, Array]:
         """Both directions of queries (…, d) side by side, (…, f + r), and three lengths (…, 3)."""
@@ -64,7 +69,7 @@ class Axes:
         inside = centred @ self.along
         white = inside * self.whitening
         size = _length(queries)
-        plain = (inside[..., : len(self.origin)] + self.origin) / np.maximum(size, SHORTEST)
+        plain = (inside[..., : len(self.origin)] + self.origin) / np.maximum(size, np.float32(self.short))
         directed = np.concatenate([plain * self.factors[0], directions(white) * self.factors[1]], axis=-1)
         over = np.sqrt(np.maximum(_length(centred) ** 2 - _length(inside) ** 2, 0))
         return directed, np.concatenate([size, _length(white), over], axis=-1)
@@ -136,7 +141,8 @@ def _axes(rows: Array, centre: Array, white: Array) -> Axes:
     along = np.ascontiguousarray(first / sizes, np.float32)
     fewer = max(1, len(sizes) // FEWER_AXES)
     origin = (centre @ along[:, :fewer]).astype(np.float32)
-    axes = Axes(along, centre, origin, sizes.astype(np.float32), (1.0, 1.0))
+    short = max(SHORT * float(np.median(_length(rows))), SHORTEST)
+    axes = Axes(along, centre, origin, sizes.astype(np.float32), (1.0, 1.0), short)
     spreads = np.split(axes(rows)[0].var(axis=0, dtype=np.float64), [fewer])
     one, other = (1 / max(float(np.sqrt(part.sum())), SHORTEST) for part in spreads)
     return replace(axes, factors=(one, other))
@@ -146,9 +152,16 @@ def _with_lengths(plain: Geometry, rows: Array) -> Geometry:
     """The geometry with a coordinate for each length, of a weight that is right for these rows (n, d)."""
     directed, lengths = plain.parts(rows)
     spread = directed.var(axis=0, dtype=np.float64).sum() / (1 if plain.axes is None else 2)
-    short = np.maximum(SHORT * np.median(lengths, axis=0), SHORTEST).astype(np.float64)
+    usual = np.median(lengths, axis=0).astype(np.float64)
+    short, least = np.maximum(SHORT * usual, SHORTEST), np.full(len(usual), 1e-6)
+    if plain.axes is not None:
+        floor = ROUNDED * float(np.median(_length(rows - plain.axes.centre)))
+        if (
+            usual[-1] < floor
+        ):  # what the axes leave over of the data is a difference of squares, so rounding alone
+            short[-1], least[-1] = floor, OF_ROUNDING
     logs = np.log(lengths.astype(np.float64) + short)
-    slope = np.sqrt(LENGTH_WEIGHT * spread) / np.maximum(logs.std(axis=0), 1e-6)
+    slope = np.sqrt(LENGTH_WEIGHT * spread) / np.maximum(logs.std(axis=0), least)
     return replace(plain, lengths=Lengths(short, logs.mean(axis=0), slope))
 
 

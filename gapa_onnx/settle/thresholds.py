@@ -165,7 +165,14 @@ def _level_at(model: onnx.ModelProto, score: ScoreRecord, threshold: float) -> f
     """The p-value of a score by the file's ordinary scores: at and below it are those that are not less."""
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     table = onnx.numpy_helper.to_array(stored[score.ordinary]).ravel()
-    return float(p_value(table[np.isfinite(table)], threshold))
+    ordinary = table[np.isfinite(table)]
+    if len(ordinary) and threshold > ordinary.max():
+        raise UserError(
+            f"the threshold {threshold:g} lies beyond all {len(ordinary)} ordinary scores, the largest of which is "
+            f"{ordinary.max():.4g}, so that no p-value tells it from them",
+            "give a smaller one, or more ordinary inputs with `data`",
+        )
+    return float(p_value(ordinary, threshold))
 
 
 def _scores(record: Record, output: str | None) -> Scores:

@@ -41,7 +41,7 @@ def coordinates(metric: str, z: np.ndarray, fit: SiteFit) -> np.ndarray:
 
     def coordinate(at, squares):
         short, middle, slope = (float(part[at]) for part in (told.short, told.middle, told.slope))
-        return (0.5 * np.log(squares + short**2) - middle) * slope
+        return (np.log(np.sqrt(squares) + short) - middle) * slope
 
     told = how.lengths
     if metric == "projected":
@@ -49,7 +49,7 @@ def coordinates(metric: str, z: np.ndarray, fit: SiteFit) -> np.ndarray:
         centred = z - axes.centre
         white = (centred @ axes.along) * axes.whitening
         left = centred - (centred @ axes.along) @ axes.along.T  # the axes are orthonormal
-        unit = z @ axes.along / np.where(length(z) > 0, length(z), 1)
+        unit = z @ axes.along[:, : len(axes.origin)] / np.maximum(length(z), axes.short)
         return np.concatenate(
             [
                 unit * axes.factors[0],
@@ -112,10 +112,9 @@ def test_shares_of_a_file_in_float64(metric, opset):
                 metric == "projected"
             ):  # what is left is a difference of squares, known to a rounding of the whole
                 centred = length(z - fit.geometry.axes.centre) ** 2
-                left = np.exp(
-                    2 * (u[:, -1:] / fit.geometry.lengths.slope[-1] + fit.geometry.lengths.middle[-1])
-                )
-                close = 8 * EPS * centred / left * fit.geometry.lengths.slope[-1]
+                told = fit.geometry.lengths
+                beside = np.exp(u[:, -1:] / told.slope[-1] + told.middle[-1])  # its length and what is short
+                close = 8 * EPS * centred / (told.short[-1] * beside) * told.slope[-1]
                 assert (np.abs(compared - u)[:, -1:] <= close).all()
                 compared, u = compared[:-1, :-1], u[:-1, :-1]  # of the row of zeros see below
             np.testing.assert_allclose(compared, u, rtol=1e-4, atol=2e-5)
@@ -133,10 +132,7 @@ def test_shares_of_a_file_in_float64(metric, opset):
     "metric",
     [
         *METRICS[:-1],
-        pytest.param(
-            "projected",
-            marks=pytest.mark.xfail(strict=True, reason="rounding is divided by the shortest length"),
-        ),
+        "projected",
     ],
 )
 def test_a_vector_of_zeros_is_no_farther_than_a_unit(metric):
@@ -227,7 +223,6 @@ def test_without_witnesses_nothing_of_them_is_in_the_file():
     assert score.kind == "witnesses" and score.witnesses.earlier is None  # by the site and the entropy alone
 
 
-@pytest.mark.xfail(strict=True, reason="the coordinate of what is left is rounding there")
 def test_coordinates_are_no_noise_where_activations_span_little():
     """Sixteen numbers that are made of three: what is left beside the principal axes is rounding alone, in which numpy
     and onnxruntime differ; no share may follow it."""

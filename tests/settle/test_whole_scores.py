@@ -182,14 +182,11 @@ def test_a_line_that_is_given_as_a_score(files, tmp_path):
     assert read(onnx.load(path)).heads["y"].scores["image_score"].quantile is None
 
 
-@pytest.mark.xfail(
-    strict=True, reason="p-values have no step there: what is above all ordinary scores is flagged"
-)
-def test_a_line_beyond_all_ordinary_scores_flags_nothing_below_it(files, tmp_path):
+def test_a_line_beyond_all_ordinary_scores_is_refused(files, tmp_path):
+    """No p-value tells such a line from the largest ordinary score, so that it would flag what lies between."""
     path = Path(tmp_path / "file.onnx")
     onnx.save(files["image"], path)
-    rows = images(99, 9)
-    rows["x"] = rows["x"] * 5 + 3
-    (score,) = answers(files["image"], rows, ["y_image_score"])
-    set_threshold(path, value=2 * float(score.max()))
-    assert not answers(onnx.load(path), rows, ["y_image_ood"])[0].any()
+    before = path.read_bytes()
+    with pytest.raises(gapa_onnx.UserError, match="beyond all 9?[0-9]+ ordinary scores"):
+        set_threshold(path, value=1e6)
+    assert path.read_bytes() == before
