@@ -31,10 +31,16 @@ _UNCOUNTED = {
 }  # fmt: skip
 
 
-def estimate(source: SourceModel, sites: Sequence[Site], settings: Settings = _DEFAULTS) -> dict[str, Any]:
-    """Multiply-adds per sample of the model and of the sites, and their ratio; None where unknown."""
+def estimate(
+    source: SourceModel,
+    sites: Sequence[Site],
+    witnesses: Sequence[Site] = (),
+    settings: Settings = _DEFAULTS,
+) -> dict[str, Any]:
+    """Multiply-adds per sample of the model and of all places, and their ratio; None where unknown."""
     model = _model(source)
     added = [_site(source, site, settings) for site in sites]
+    added += [_site(source, site, settings.of_witness(), witness=True) for site in witnesses]
     known = [count for count in added if count is not None]
     total = sum(known) if added and len(known) == len(added) else None
     return {
@@ -44,7 +50,7 @@ def estimate(source: SourceModel, sites: Sequence[Site], settings: Settings = _D
     }
 
 
-def _site(source: SourceModel, site: Site, settings: Settings) -> int | None:
+def _site(source: SourceModel, site: Site, settings: Settings, witness: bool = False) -> int | None:
     width: int | None
     queries: int | None
     shape = source.tensors[site.query].shape
@@ -61,7 +67,7 @@ def _site(source: SourceModel, site: Site, settings: Settings) -> int | None:
         queries = 1 if site.layout is Layout.POOLED else _product(beside)
     if width is None or queries is None:
         return None
-    m, k = settings.points_for(width, site.many), settings.k
+    m, k = settings.points_for(width, site.many, witness=witness), settings.k
     solve = k * width + k * k // 2 if settings.cached else k * k * width + k**3 // 3
     return queries * (m * width + solve)
 

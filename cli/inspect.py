@@ -92,7 +92,7 @@ def _source_record(path: Path, settings: Settings, debug: bool) -> dict[str, Any
         "tensors": [] if candidates else _float_tensors(source),
         "operators": [{**vars(row), "nodes": list(row.nodes)} for row in operator_table(source)],
         "turned_down": [vars(entry) for entry in turned_down(source.graph, visible)] if debug else [],
-        "cost": cost.estimate(source, plan.places if plan else ()),
+        "cost": cost.estimate(source, plan.sites, plan.witnesses) if plan else cost.estimate(source, ()),
     }
 
 

@@ -248,9 +248,9 @@ def test_inspect_json_and_cost(capsys):
         ("relu1_out", "pooled"),
         ("relu2_out", "pooled"),
     ]
-    of_each = [
-        2500 * width + 50 * width + 50 * 50 // 2 for width in (64, 16, 32)
-    ]  # the site and the witnesses
+    # The site, of 1000 points and 50 neighbours, and the witnesses, of 400 and 20.
+    counts = ((1000, 50, 64), (400, 20, 16), (400, 20, 32))
+    of_each = [m * width + k * width + k * k // 2 for m, k, width in counts]
     assert answer["cost"]["sites"] == sum(of_each)
     _, text, _ = call(capsys, "inspect", ROOT / "models" / "digits_cnn.onnx", "--witnesses", "none", "--json")
     assert json.loads(text)["witnesses"] == [] and json.loads(text)["cost"]["sites"] == of_each[0]

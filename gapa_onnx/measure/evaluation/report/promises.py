@@ -8,7 +8,7 @@ from gapa_onnx.measure.evaluation.report.markup import cards, section, table, te
 from gapa_onnx.measure.evaluation.report.wording import number, whole
 from gapa_onnx.measure.evaluation.result import Evaluation
 
-MOST_GROUPS = 24  # of which many may be classes; --json has all
+MOST_GROUPS = 24  # of which many may be classes
 _TITLES = {
     "sets": ("Sets of classes", "How often the true class is in its set, and how many classes a set has."),
     "deferral": ("Deferral", "How many rows the file answers, and how many of these answers are wrong."),
