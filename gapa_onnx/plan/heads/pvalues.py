@@ -82,12 +82,11 @@ def read_p_value(
     scores, ends, count = (
         graph.tensor(name, score.dtype) for name in (tensors.scores, tensors.largest, tensors.count)
     )
-    last = rank if graph.opset < 11 else -1  # a file may declare another rank than its output has
     with graph.scope(scope):
-        column = graph.unsqueeze(score, [last])
-        before = graph.reduce("ReduceSum", ends < column, [last], keepdims=False)
+        column = graph.unsqueeze(score, [rank])
+        before = graph.reduce("ReduceSum", ends < column, [rank], keepdims=False)
         row = graph.emit("Gather", scores, graph.cast(before, np.int64), axis=0)  # (…, width)
-        inside = graph.reduce("ReduceSum", row < column, [last], keepdims=False)
+        inside = graph.reduce("ReduceSum", row < column, [rank], keepdims=False)
         below = before * graph.cast(graph.dimension(scores, 1), score.dtype) + inside
         known = score if known_by is None else known_by
         finite = known - known < 1.0  # of a NaN or an infinity the difference is no number
