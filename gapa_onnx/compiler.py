@@ -2,9 +2,9 @@
 
 load       the ONNX file                                            -> SourceModel
 analyse    where sites go, what the variance meets                  -> Plan
-calibrate  one pass over the data fits every site                   -> Calibration
+calibrate  one pass over the data fits every site and witness       -> Calibration
 rewrite    the variance graph beside the source, its numbers open   -> Template
-settle     weights of sites, scale, thresholds, noise               -> Numbers
+settle     what is ordinary: scales, weights, scores, promises      -> Numbers
 emit       one file                                                 -> ModelProto
 verify     predictions bit-equal, variances sound                   -> list[Check]
 """
