@@ -203,7 +203,7 @@ class _Witnesses:
             for fit in reversed(self.calibration.witnesses):
                 share, names = share_at(graph, self.plan.source, fit)
                 self.tensors.insert(0, names)
-                if fit.single and fit.site.query_axes == 2:
+                if fit.single:
                     self._testimony.shares[fit.site.output] = share
         return self._testimony
 
@@ -214,7 +214,7 @@ class _Witnesses:
         shares = self._written(graph).shares
         before = self.plan.source.tensors[site.query]
         places = tuple(place for place in shares if is_told_by(self.plan.source, before, place))
-        if not (fit.single and site.query_axes == 2 and places):
+        if not (fit.single and places):
             return None
         value, gauge = self._written(graph).beyond(places, f"{site.prefix}/beyond")
         self.gauges.append(gauge)
@@ -223,7 +223,7 @@ class _Witnesses:
     def heard(self, graph: VarianceGraph, at_sites: Mapping[str, SiteTensors]) -> Testimony:
         """All that places with one query for each sample say, the last place first."""
         testimony = self._written(graph)
-        single = [f for f in reversed(self.calibration.fits) if f.single and f.site.query_axes == 2]
+        single = [f for f in reversed(self.calibration.fits) if f.single]
         sites = {
             fit.site.output: at_sites[fit.site.output].share for fit in single if fit.site.output in at_sites
         }

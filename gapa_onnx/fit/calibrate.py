@@ -222,7 +222,7 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
         storage=storage,
         storage_error=rounding_error(points, chosen, held_out, length_scale, jitter, k).max,
         rows=collector.seen,
-        single=collector.seen + collector.dropped == collected.rows,
+        single=collector.one_each(collected.rows),
         judged={_digest(row): float(share) for row, share in zip(held_out, shares)},
     )
 
@@ -235,7 +235,7 @@ def _geometry(
     asked = settings.metric_at(site.chosen)
     # How large an error of a number is follows distances; which class is in doubt follows what tells classes apart.
     of_numbers = collected.propagates(collector) and not collected.classes
-    if asked == "auto" and (of_numbers or not collector.chooses):
+    if asked == "auto" and (of_numbers or not collector.chooses or collector.axes != 2):
         asked = "standardised" if site.standardised else USUAL
 
     def made(metric: str) -> Geometry:
@@ -244,7 +244,7 @@ def _geometry(
 
     if asked != "auto":
         return made(asked), {}
-    candidates = [made(metric) for metric in metrics_for(rows.shape[1])]
+    candidates = [made(metric) for metric in metrics_for(rows.shape[1], len(rows))]
     return choose_geometry(candidates, rows, collected.strange_at(site), settings)
 
 

@@ -25,15 +25,18 @@ JUDGED = 1000  # other rows, and as many of each kind of strange ones at most
 FEWEST = 100  # rows that are remembered, and that are judged: fewer tell nothing
 NARROWEST = 4  # features: of fewer, directions are few
 FEWEST_AXES = 16  # features: of fewer, half of the principal axes are too few to tell by
+ROWS_OF_FEATURE = 20  # rows for each: axes of few rows follow these, and every new row is then strange
 WIDEST_WHITENED = 2048  # features: their covariance is what takes long to compute
 MARGIN = 0.03  # by which a geometry must be better than the first, which is cheaper
 USUAL = "euclidean"  # where nothing is chosen
 
 
-def metrics_for(width: int) -> tuple[str, ...]:
-    """The metrics that are tried for queries of this width."""
+def metrics_for(width: int, rows: int | None = None) -> tuple[str, ...]:
+    """The metrics that are tried for queries of this width, and so many of them where that is known."""
     if width < NARROWEST:
         return (USUAL,)
+    if rows is not None and rows < ROWS_OF_FEATURE * width:
+        return ("polar",)
     return ("polar", "projected") if FEWEST_AXES <= width <= WIDEST_WHITENED else ("polar",)
 
 

@@ -110,7 +110,7 @@ def _with_one_query_each(
 ) -> tuple[QueryReader, tuple[Collector, ...]]:
     """Without witnesses that turned out to have other than one query for each sample: their first axis is another."""
     witnesses = {site.output for site in plan.witnesses}
-    fit = [c.site.output not in witnesses or c.seen + c.dropped == rows for c in collectors]
+    fit = [c.site.output not in witnesses or c.one_each(rows) for c in collectors]
     names = tuple(name for name, good in zip(reader.names, fit) if good)
     return replace(reader, names=names), tuple(c for c, good in zip(collectors, fit) if good)
 
@@ -256,12 +256,18 @@ class Collector:
         self.budget = SAMPLE_BYTES // sites
         self.sample: statistics.RowSample | None = None  # made when the first batch tells the width
         self.dropped = 0
+        self.axes = 0  # of the queries (…, d)
 
     @property
     def chooses(self) -> bool:
-        """Whether its geometry may be chosen by strange inputs: that of a query which stands for a whole sample."""
+        """Whether its geometry may be chosen by strange inputs: that of a query which stands for a whole sample, or may,
+        where only what is fed tells the number of axes."""
         open_ = self.settings.metric_at(self.site.chosen) == "auto"
-        return open_ and not (self.site.standardised or self.site.many)
+        return open_ and not (self.site.standardised or (self.site.many and self.site.rank is not None))
+
+    def one_each(self, rows: int) -> bool:
+        """Whether each of so many rows of the data had one query, with no axis beside that of the rows."""
+        return self.axes == 2 and self.seen + self.dropped == rows
 
     @property
     def seen(self) -> int:
@@ -273,6 +279,7 @@ class Collector:
         """Take in the queries (…, d) of a batch; where positions are padding, `valid` (N, T) is false."""
         rows = query.reshape(-1, query.shape[-1]) if query.ndim else query.reshape(1, 1)  # (n, d)
         sample = self.sample or self._begin(rows.shape[1])
+        self.axes = max(self.axes, query.ndim)
         if rows.shape[1] != self.width:
             raise UserError(
                 f"site {self.site.name!r} is {self.width} wide on some calibration data and {rows.shape[1]} on others",

@@ -110,7 +110,7 @@ def strange_by_witnesses(
 def is_told_by(source: SourceModel, tensor: gs.Tensor, place: str) -> bool:
     """Whether a tensor is made of what is at a place, sample by sample: rows may have become another axis on the way."""
     ours, theirs = (t.shape[0] if t.shape else None for t in (tensor, source.tensors[place]))
-    apart = isinstance(ours, int) and isinstance(theirs, int) and ours != theirs
+    apart = isinstance(ours, int) and isinstance(theirs, int) and min(ours, theirs) > 0 and ours != theirs
     return not apart and comes_from(tensor, {place})
 
 

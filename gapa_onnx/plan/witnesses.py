@@ -132,7 +132,7 @@ def _is_place(network: Network, tensor: gs.Tensor, last: gs.Tensor) -> bool:
         axis != 0
         and isinstance(width, int)
         and 1 < width <= WIDEST
-        and (not isinstance(rows, int) or rows in fed)
+        and (not isinstance(rows, int) or rows < 0 or rows in fed)  # some files declare an open size as -1
         and not _are_others(network, rows, last.shape[0] if last.shape else None)
     )
 

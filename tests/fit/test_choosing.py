@@ -151,7 +151,7 @@ def test_a_metric_that_is_given_is_taken():
 
 
 def test_the_record_says_what_was_tried():
-    first, again = (gapa_onnx.convert(net(), {"x": rows(400, 1)}, **SMALL) for _ in range(2))
+    first, again = (gapa_onnx.convert(net(), {"x": rows(600, 1)}, **SMALL) for _ in range(2))
     assert first.model.SerializeToString(deterministic=True) == again.model.SerializeToString(
         deterministic=True
     )
@@ -235,3 +235,36 @@ def test_a_mask_and_padding_stay():
             np.testing.assert_array_equal(one["attention_mask"], mask)
             np.testing.assert_array_equal(one["x"][mask == 0], values[mask == 0], kind)
             np.testing.assert_array_equal(one["x"][mask == 1], two["x"][mask == 1], kind)
+
+
+def test_axes_of_few_rows_are_not_tried():
+    """300 rows of 64 features: axes that follow these rows would make every new one strange."""
+    assert metrics_for(64, 20 * 64) == ("polar", "projected")
+    assert metrics_for(64, 20 * 64 - 1) == ("polar",)
+    generator = np.random.default_rng(0)
+    weights = {"v": (8, 64), "q": (64, 64), "w": (64, 3)}
+    text = "net (float[n, 8] x) => (float[n, 3] y) { a = MatMul(x, v)  b = Tanh(a)  c = MatMul(b, q)  h = Tanh(c)  y = MatMul(h, w) }"
+    arrays = {name: generator.normal(size=size).astype(np.float32) for name, size in weights.items()}
+    rows = generator.normal(size=(300, 8)).astype(np.float32)
+    model = parse(text, **arrays)
+    conversion = gapa_onnx.convert(model, {"x": rows}, m=100, k=10, task="classification")
+    assert {fit.geometry.metric for fit in conversion.calibration.places} == {"polar"}
+
+
+def test_a_place_of_unknown_rank_is_known_by_its_data():
+    """A Reshape to a shape that is computed hides the rank; each row still has one query, so that it is a witness too."""
+    generator = np.random.default_rng(0)
+    text = """net (float[n, 8] x, int64[k] s) => (float[n, 3] y) {
+        a = MatMul(x, v)  b = Tanh(a)  h = Reshape(b, s)  y = MatMul(h, w) }"""
+    arrays = {
+        "v": generator.normal(size=(8, 16)).astype(np.float32),
+        "w": generator.normal(size=(16, 3)).astype(np.float32),
+    }
+    rows = [
+        {"x": generator.normal(size=(100, 8)).astype(np.float32), "s": np.array([-1, 16], np.int64)}
+        for _ in range(3)
+    ]
+    conversion = gapa_onnx.convert(parse(text, **arrays), rows, m=50, k=10, task="classification", sites="h")
+    (fit,) = conversion.calibration.fits
+    assert fit.site.rank is None and fit.single and fit.geometry.metric == "polar"
+    assert conversion.numbers.scores["y", "score"].record.kind == "witnesses"
