@@ -47,7 +47,7 @@ _Rounds = Annotated[
 ]
 
 
-@options.image_options()
+@options.preparing_options()
 def bench(
     source: options.Source,
     out: options.Converted,
@@ -56,7 +56,7 @@ def bench(
     batch: _Batches = None,
     threads: _Threads = "1",
     rounds: _Rounds = None,
-    images: options.Images,
+    preparation: options.Prepared,
     as_json: options.Json = False,
 ) -> int:
     """Measure the cost ratio of a converted file to its source, with the source against itself as control.
@@ -86,7 +86,8 @@ def bench(
                         threads=threads_now,
                         data=data,
                         rounds=rounds,
-                        images=images,
+                        images=preparation.images,
+                        text=preparation.text,
                         progress=_saying(progress, f"batch {rows}"),
                     )
                 )

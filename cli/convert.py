@@ -24,7 +24,7 @@ _Out = Annotated[
 
 
 @options.settings_options()
-@options.image_options("Images")
+@options.preparing_options("")
 def convert(
     context: typer.Context,
     model: options.Model,
@@ -39,7 +39,7 @@ def convert(
     budget: options.Budget = None,
     paper: options.Paper = False,
     batch_size: options.BatchSize = None,
-    images: options.Images,
+    preparation: options.Prepared,
     allow_uncovered: options.AllowUncovered = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -52,7 +52,7 @@ def convert(
     out = _output(model, out)
     quiet_runtime()
     if dry_run:
-        return _rehearse(model, calib, (held_out, targets, labels), out, settings, images, as_json)
+        return _rehearse(model, calib, (held_out, targets, labels), out, settings, preparation, as_json)
     with progress_bar() as progress:
         conversion = compiler.convert(
             model,
@@ -66,7 +66,8 @@ def convert(
             allow_uncovered=allow_uncovered,
             settings=settings,
             paper=paper,
-            images=images,
+            images=preparation.images,
+            text=preparation.text,
             batch_size=batch_size,
             progress=progress,
         )
@@ -99,25 +100,26 @@ def _rehearse(
     given: tuple[str | None, Path | None, Path | None],
     out: Path,
     settings: Settings,
-    images: options.Images,
+    preparation: options.Prepared,
     as_json: bool,
 ) -> int:
     """Everything up to the first batch of data: whatever would stop a conversion early is found."""
     from gapa_onnx.cli import records, render
-    from gapa_onnx.compiler import known_rows, writable
-    from gapa_onnx.data import open_data
+    from gapa_onnx.compiler import known_rows, open_calibration, prepared_for_calibration, writable
     from gapa_onnx.model.load import load
     from gapa_onnx.plan.analyse import analyse, require_convertible
 
     writable(out)
     plan = analyse(load(model), settings)
-    data = open_data(calib, plan.source.inputs, images)
-    known_rows(plan, data, settings, given, images)
+    prepared = prepared_for_calibration(preparation.images, preparation.text)
+    data = open_calibration(calib, plan.source, prepared)
+    known_rows(plan, data, settings, given, prepared)
     batch = next(data.batches(1))
     answer = {
         **records.plan_record(plan),
         "data": {"description": data.description, "rows": data.rows},
         "images": None if data.images is None else asdict(data.images),
+        "text": None if data.text is None else asdict(data.text.record),
         "output": str(out),
     }
     if as_json:
@@ -133,7 +135,7 @@ def _show(conversion: Conversion, calib: str, as_json: bool) -> int:
     from gapa_onnx.record import require
     from gapa_onnx.variance.propagation import refusal_table
 
-    record = require(conversion.model, "the model")
+    record = require(conversion.emitted, "the model")
     failed = [check for check in conversion.checks if not check.passed]
     refused = conversion.plan.refused
     if refused:

@@ -18,7 +18,7 @@ _Labels = Annotated[
         metavar="FILE",
         help="What is true of each row: a .npy, .npz (key y, labels or targets), .csv or .txt. Classes from 0, "
         "a 0/1 matrix, numbers, maps of classes (255: ignored) or next tokens (negative: ignored). For a detector, "
-        "boxes in a COCO-style .json. A file with a score only needs none.",
+        "boxes in a COCO-style .json. A file with a score only, or text that a decoder reads, needs none.",
         show_default=False,
     ),
 ]
@@ -51,7 +51,7 @@ _Figures = Annotated[
 ]
 
 
-@options.image_options()
+@options.preparing_options()
 def evaluate(
     out: options.Converted,
     data: options.Data,
@@ -64,7 +64,7 @@ def evaluate(
     report: _Report = None,
     figures: _Figures = None,
     batch_size: options.BatchSize = None,
-    images: options.Images,
+    preparation: options.Prepared,
     as_json: options.Json = False,
 ) -> int:
     """Measure accuracy, calibration and detection of a converted file, beside its source by itself."""
@@ -84,7 +84,8 @@ def evaluate(
             source=source,
             output=output,
             batch_size=batch_size,
-            images=images,
+            images=preparation.images,
+            text=preparation.text,
             progress=progress,
         )
     say_if_portable()

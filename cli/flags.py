@@ -31,7 +31,8 @@ ARGUMENTS = frozenset(
     | {"threads", "value"}
 )
 
-_IMAGE_OPTION = re.compile(r"`ImageOptions\(([a-z]+)=([^`]+)\)`")
+_PREPARING = re.compile(r"`(Image|Text)Options\(([a-z_]+)=([^`]+)\)`")
+_TEXT_FLAGS = {"field": "text_field", "rows": "text_rows"}  # the others are called the same
 _SPELLED = re.compile(r"`([a-z_]+)(?:=(?:'([^'`]*)'|\"([^\"`]*)\"|([^'\"`\s]+)))?`")
 
 
@@ -43,13 +44,15 @@ def flag(name: str, value: object = None) -> str:
 
 def as_flags(text: str) -> str:
     """A text of the library for the terminal: `k` is --k there, `task="regression"` --task regression, and
-    `paper=True` --paper, and `ImageOptions(mean=(0.5, 0.4, 0.3))` --image-mean 0.5,0.4,0.3. Other words in backticks
-    stay as they are."""
-    return _SPELLED.sub(_flag_of, _IMAGE_OPTION.sub(_image_flag_of, text))
+    `paper=True` --paper, `ImageOptions(mean=(0.5, 0.4, 0.3))` --image-mean 0.5,0.4,0.3, and `TextOptions(seq_len=…)`
+    --seq-len. Other words in backticks stay as they are."""
+    return _SPELLED.sub(_flag_of, _PREPARING.sub(_preparing_flag_of, text))
 
 
-def _image_flag_of(spelled: re.Match[str]) -> str:
-    name, value = spelled.groups()
+def _preparing_flag_of(spelled: re.Match[str]) -> str:
+    kind, name, value = spelled.groups()
+    if kind == "Text":
+        return flag(_TEXT_FLAGS.get(name, name), None if value == "…" else value.strip("'\""))
     return flag(f"image_{name}", re.sub(r"[()'\s]", "", value))
 
 

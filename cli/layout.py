@@ -111,3 +111,12 @@ def image_text(images: Mapping[str, Any]) -> str:
         scaled = f"({scaled} − [{mean}]) / [{std}]"
     named = "grey" if colors == "grey" else colors.upper()
     return f"{size}, {named}, channels {images['layout']}, {scaled}"
+
+
+def text_text(text: Mapping[str, Any]) -> str:
+    """How text became inputs, by the record of a file: tokenizer.json (sha256 0123456789ab…), pieces of 96 tokens."""
+    cut = {"pieces": "documents in pieces of", "documents": "documents, each one row of at most"}[
+        text["rows"]
+    ]
+    known = f", of {text['vocabulary']:,} that the model knows" if text.get("vocabulary") else ""
+    return f"{text['file'] or 'a tokenizer'} (sha256 {text['tokenizer'][:12]}…), {cut} {text['seq_len']} tokens{known}"

@@ -15,20 +15,31 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.settings import GAUSSIAN_PROCESS, PAPER, PROMISES, Settings, choices
 
 if TYPE_CHECKING:
-    from gapa_onnx.data import ImageOptions
+    from gapa_onnx.data import ImageOptions, Preparation, TextOptions
 
-    Images = ImageOptions
+    Prepared = Preparation
 else:
-    Images = object  # of an annotation that is only read: help is not to wait for numpy
+    Prepared = object  # of an annotation that is only read: help is not to wait for numpy
 
 _DEFAULTS = Settings()
-_DATA_FORMS = "a folder (.npy, .npz, .pb, images), one .npy, .npz, .csv or .parquet, or loader.py:function"
+_DATA_FORMS = "a folder (.npy, .npz, .pb, images, text), one .npy, .npz, .csv, .parquet, .txt (a document a line) or .jsonl, or loader.py:function"
 _IMAGE_OPTIONS = {
     "mean": ("M,…", "Subtract from pixels in 0 … 1, one or per channel."),
     "std": ("S,…", "Then divide by, one or per channel."),
     "size": ("H,W", "Resize to, where the model takes any size."),
     "layout": ("first|last", "Where the channels are, if the input's shape does not tell."),
     "colors": ("rgb|bgr|grey", "What the channels are; rgb or grey by their number."),
+}
+_TEXT_OPTIONS: dict[str, tuple[str, str, type]] = {
+    "tokenizer": ("FILE", "The model's tokenizer.json.", str),
+    "seq_len": ("N", "Tokens of a sequence; as the model's input fixes it, else 96.", int),
+    "tokens": ("N", "Read at most so many; convert reads 200,000 unless given, all others read all.", int),
+    "text_field": ("FIELD", "Of a .jsonl, that holds the text; text unless given.", str),
+    "text_rows": (
+        "pieces|documents",
+        "A document is cut into sequences one after another, as decoders take text, or its beginning is one row.",
+        str,
+    ),
 }
 
 # ------------------------------------------------------------------ files and data
@@ -141,21 +152,27 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
     return _in_place_of("settings", [_option(name) for name in names or choices()], Settings)
 
 
-def image_options(panel: str = "Images, where not as the file says") -> Callable[[Command], Command]:
-    """A decorator for a command with a parameter `images`: in its place the command line takes options that say
-    how images become inputs, and the command is given one `ImageOptions`."""
+def preparing_options(otherwise: str = ", where not as the file says") -> Callable[[Command], Command]:
+    """A decorator for a command with a parameter `preparation`: in its place the command line takes options that say
+    how images and text become inputs, and the command is given one `Preparation`."""
     taken = [
-        inspect.Parameter(
-            f"image_{name}",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                str | None, typer.Option(f"--image-{name}", metavar=metavar, help=text, rich_help_panel=panel)
-            ],
-        )
-        for name, (metavar, text) in _IMAGE_OPTIONS.items()
+        *(
+            _preparing(f"image_{name}", metavar, text, f"Images{otherwise}", str)
+            for name, (metavar, text) in _IMAGE_OPTIONS.items()
+        ),
+        *(
+            _preparing(name, metavar, text, f"Text{otherwise}", kind)
+            for name, (metavar, text, kind) in _TEXT_OPTIONS.items()
+        ),
     ]
-    return _in_place_of("images", taken, _images)
+    return _in_place_of("preparation", taken, _preparation)
+
+
+def _preparing(name: str, metavar: str, text: str, panel: str, kind: type) -> inspect.Parameter:
+    option = typer.Option(flag(name), metavar=metavar, help=text, rich_help_panel=panel)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
 
 
 def _in_place_of(
@@ -201,20 +218,36 @@ def _option(name: str) -> inspect.Parameter:
     )
 
 
+def _preparation(**given: Any) -> Prepared:
+    """The options of images and of text."""
+    from gapa_onnx.data import Preparation
+
+    image = {name: given.pop(f"image_{name}") for name in _IMAGE_OPTIONS}
+    return Preparation(_images(**image), _text(**given))
+
+
+def _text(
+    tokenizer: str | None,
+    seq_len: int | None,
+    tokens: int | None,
+    text_field: str | None,
+    text_rows: str | None,
+) -> TextOptions:
+    from gapa_onnx.data import TextOptions
+
+    return TextOptions(tokenizer, seq_len, tokens, text_field, text_rows)
+
+
 def _images(
-    image_mean: str | None,
-    image_std: str | None,
-    image_size: str | None,
-    image_layout: str | None,
-    image_colors: str | None,
-) -> Images:
+    mean: str | None, std: str | None, size: str | None, layout: str | None, colors: str | None
+) -> ImageOptions:
     """`0.5` or `0.485,0.456,0.406` as numbers, `224` or `224,320` as a height and a width."""
     from gapa_onnx.data import ImageOptions
 
-    mean, std = _numbers("--image-mean", image_mean), _numbers("--image-std", image_std)
-    if std is not None and min(std) <= 0:
-        raise UserError(f"--image-std is {image_std}; pixels are divided by it", "give positive numbers")
-    return ImageOptions(mean, std, _size(image_size), image_layout, image_colors)
+    means, stds = _numbers("--image-mean", mean), _numbers("--image-std", std)
+    if stds is not None and min(stds) <= 0:
+        raise UserError(f"--image-std is {std}; pixels are divided by it", "give positive numbers")
+    return ImageOptions(means, stds, _size(size), layout, colors)
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

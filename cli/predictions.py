@@ -28,7 +28,14 @@ class Predictions:
     `heads` is what a converted file says about its outputs, see `gapa_onnx.record`.
     """
 
-    def __init__(self, names: Sequence[str], heads: Mapping[str, Mapping[str, Any]], keep: int | None):
+    def __init__(
+        self,
+        names: Sequence[str],
+        heads: Mapping[str, Mapping[str, Any]],
+        keep: int | None,
+        lengths: bool = False,
+    ):
+        self.lengths = lengths  #: whether rows of several lengths are to be filled up
         self.asked = list(names)
         self.names = list(names)
         self.left_out: list[str] = []  #: outputs that do not have one row per sample, such as a state
@@ -84,7 +91,7 @@ class Predictions:
         whole = {}
         for name, pieces in self._pieces.items():
             try:
-                whole[name] = np.concatenate(pieces)[: self.keep]
+                whole[name] = np.concatenate(_of_one_size(pieces) if self.lengths else pieces)[: self.keep]
             except ValueError as error:
                 shapes = sorted({str(piece.shape[1:]) for piece in pieces})
                 raise UserError(
@@ -92,6 +99,20 @@ class Predictions:
                     "give data of one size",
                 ) from error
         return whole
+
+
+def _of_one_size(pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Answers (rows, …) of sequences of several lengths, filled up to the longest with NaN, -1 or false."""
+    if len({piece.shape[1:] for piece in pieces}) < 2 or len({piece.ndim for piece in pieces}) > 1:
+        return list(pieces)
+    size = np.max([piece.shape[1:] for piece in pieces], axis=0)
+    filler = {"f": np.nan, "b": False}.get(pieces[0].dtype.kind, -1)
+    filled = []
+    for piece in pieces:
+        whole = np.full((len(piece), *size), filler, piece.dtype)
+        whole[tuple(map(slice, piece.shape))] = piece
+        filled.append(whole)
+    return filled
 
 
 class _Spread:

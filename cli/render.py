@@ -13,7 +13,18 @@ from gapa_onnx.cli import render_places
 from gapa_onnx.cli.added import PROMISES, added, promise_line, threshold_line
 from gapa_onnx.cli.console import console
 from gapa_onnx.cli.flags import as_flags
-from gapa_onnx.cli.layout import gap, image_text, legend, lines, number, shape_text, size_text, some, table
+from gapa_onnx.cli.layout import (
+    gap,
+    image_text,
+    legend,
+    lines,
+    number,
+    shape_text,
+    size_text,
+    some,
+    table,
+    text_text,
+)
 
 if TYPE_CHECKING:
     from gapa_onnx.settle.thresholds import Threshold
@@ -32,7 +43,7 @@ def conversion(answer: Mapping[str, Any], source: str, data: str, calib: str) ->
         ("output", f"{answer['output'] or 'nothing was written: a check failed'}{size}"),
         ("data", f"{record['data']['rows']} rows of {data}, {_dropped(record['data']['dropped'])}"),
         *_held_out(record["data"]),
-        *_images(record.get("images")),
+        *_prepared(record),
     )
     _trials(record)
     _fits(record["sites"])
@@ -58,7 +69,7 @@ def plan(answer: Mapping[str, Any], row_shapes: Mapping[str, tuple[int, ...]]) -
             "data",
             f"{'an unknown number of' if rows is None else rows} rows of {answer['data']['description']}",
         ),
-        *_images(answer["images"]),
+        *_prepared(answer),
         ("one row", fed),
     )
     _sites(_SITES, answer["sites"], explained=True)
@@ -128,7 +139,7 @@ def converted(answer: Mapping[str, Any]) -> None:
         *_ports(answer),
         ("data", f"{record['data']['rows']} rows, {_dropped(record['data']['dropped'])}"),
         *_held_out(record["data"]),
-        *_images(record.get("images")),
+        *_prepared(record),
         ("settings", ", ".join(f"{name} {value}" for name, value in record["settings"].items())),
     )
     _trials(record)
@@ -324,8 +335,10 @@ def _ports(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _images(images: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    return [] if images is None else [("images", image_text(images))]
+def _prepared(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How images or text became inputs, where the data are either."""
+    texts = {"images": image_text, "text": text_text}
+    return [(name, text(record[name])) for name, text in texts.items() if record.get(name)]
 
 
 def _heads(heads: Mapping[str, Mapping[str, Any]]) -> None:

@@ -23,7 +23,7 @@ _Out = Annotated[
 _Portable = Annotated[bool, typer.Option("--portable", help="Leave the native library out.")]
 
 
-@options.image_options()
+@options.preparing_options()
 def run(
     out: options.Converted,
     data: options.Data,
@@ -31,11 +31,12 @@ def run(
     predictions: _Out = None,
     batch_size: options.BatchSize = None,
     portable: _Portable = False,
-    images: options.Images,
+    preparation: options.Prepared,
 ) -> int:
     """Run a converted file, or any other model, over data."""
     from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
-    from gapa_onnx.data import open_data
+    from gapa_onnx.data import open_data, remembered
+    from gapa_onnx.model.load import read_inputs
     from gapa_onnx.presence import require_described
     from gapa_onnx.sessions.feeding import feeding
     from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
@@ -46,14 +47,15 @@ def run(
     record = read_record(session)
     if record is not None:
         require_described(record.heads, {value.name for value in session.get_outputs()})
-    calibrated = None if record is None else record.images
-    opened = open_data(data, input_specs(session), images, batch_size, calibrated)
+    before = remembered(record, session.get_modelmeta().custom_metadata_map)
+    inputs = read_inputs(out) if record is None else input_specs(session)
+    opened = open_data(data, inputs, preparation, batch_size, before)
     source = feeding(session, opened)
     if not portable:
         say_if_portable()
     names = [value.name for value in session.get_outputs() if value.type.startswith("tensor(")]
     heads = {} if record is None else record.as_json()["heads"]
-    collected = Predictions(names, heads, keep=None if write else HEAD)
+    collected = Predictions(names, heads, keep=None if write else HEAD, lengths=opened.text is not None)
     with progress_bar() as progress:
         for batch in source.batches():
             answers = run_batch(session, names, batch)
@@ -73,5 +75,7 @@ def _say_what_was_left_out(source: Feeding, collected: Predictions) -> None:
     if source.rows is not None and source.rows > collected.rows:
         left = source.rows - collected.rows
         note(f"{left} row(s) left out: they do not fill a batch of the size that the model fixes")
+    if source.data.text is not None and source.data.text.uneven:
+        note("sequences have several lengths: the shorter ones are filled up with NaN, -1 or false")
     if collected.left_out:
         note(f"left out, as they do not have one row per sample: {', '.join(collected.left_out)}")

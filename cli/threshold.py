@@ -42,7 +42,7 @@ _Out = Annotated[
 SHOWN = ("0.5", "0.75", "0.9", "0.95", "0.98", "0.99", "0.995", "0.999")
 
 
-@options.image_options()
+@options.preparing_options()
 def threshold(
     file: options.Converted,
     *,
@@ -54,7 +54,7 @@ def threshold(
     output: _Output = None,
     out: _Out = None,
     batch_size: options.BatchSize = None,
-    images: options.Images,
+    preparation: options.Prepared,
     as_json: options.Json = False,
 ) -> int:
     """Show or move the line beyond which a converted file flags an input, or what it promises; nothing else changes."""
@@ -79,7 +79,8 @@ def threshold(
             data=data,
             output=output,
             out=place,
-            images=images,
+            images=preparation.images,
+            text=preparation.text,
             batch_size=batch_size,
         )
     return _told(place, output, as_json, changed=flagging or promising)

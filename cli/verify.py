@@ -26,7 +26,7 @@ _Rows = Annotated[
 ]
 
 
-@options.image_options()
+@options.preparing_options()
 def verify(
     source: options.Source,
     out: options.Converted,
@@ -34,13 +34,13 @@ def verify(
     *,
     rows: _Rows = None,
     batch_size: options.BatchSize = None,
-    images: options.Images,
+    preparation: options.Prepared,
     allow_uncovered: options.AllowUncovered = False,
     as_json: options.Json = False,
 ) -> int:
     """Check a converted file: outputs bit-equal, variances sound and nowhere missing, native = portable = reference."""
     from gapa_onnx.cli import render
-    from gapa_onnx.data import open_data
+    from gapa_onnx.data import metadata, open_data, remembered
     from gapa_onnx.measure.agreement import Check
     from gapa_onnx.measure.verify import verify as check_promises
     from gapa_onnx.model.load import load, read_proto
@@ -58,10 +58,11 @@ def verify(
             f"{out} was not written by gapa-onnx", "give the source first, then the converted file"
         )
     opened = open_session(original.given, original.label)
-    given = open_data(data, original.inputs, images, batch_size, record.images)
+    given = open_data(data, original.inputs, preparation, batch_size, remembered(record, metadata(converted)))
     fed = feeding(opened, given, TENSORS_PER_OUTPUT)
     rows = rows or max(1, min(ROWS, int(MEMORY / (RUNS * fed.row_bytes))))
     batches = first_batches(opened, fed, rows, batch_size or min(BATCH, rows))
+    del opened  # before others open
     say_if_portable()
     same = record.source.sha256 == original.sha256
     checks = [

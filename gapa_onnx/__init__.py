@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gapa_onnx.compiler import Conversion, convert
-    from gapa_onnx.data import ImageOptions
+    from gapa_onnx.data import ImageOptions, TextOptions
     from gapa_onnx.errors import UserError
     from gapa_onnx.measure.evaluation.evaluate import evaluate
     from gapa_onnx.measure.evaluation.report import write_figures, write_report
@@ -27,6 +27,7 @@ _HOME = {
     "Conversion": "compiler",
     "convert": "compiler",
     "ImageOptions": "data",
+    "TextOptions": "data",
     "UserError": "errors",
     "Evaluation": "measure.evaluation.result",
     "evaluate": "measure.evaluation.evaluate",
@@ -45,6 +46,7 @@ __all__ = [
     "Evaluation",
     "ImageOptions",
     "Settings",
+    "TextOptions",
     "Threshold",
     "UserError",
     "convert",

@@ -11,6 +11,7 @@ verify     predictions bit-equal, variances sound                   -> list[Chec
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,18 @@ from typing import Any
 
 import onnx
 
-from gapa_onnx.data import Batch, DataSource, HeldOut, ImageOptions, hold_out, open_data, require_apart
+from gapa_onnx.data import (
+    Batch,
+    DataSource,
+    HeldOut,
+    ImageOptions,
+    Preparation,
+    TextOptions,
+    hold_out,
+    open_data,
+    require_apart,
+)
+from gapa_onnx.data.text import CALIBRATION_TOKENS
 from gapa_onnx.emit.emit import attach, emit
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
@@ -29,6 +41,7 @@ from gapa_onnx.measure.budget import within_budget
 from gapa_onnx.measure.coverage import Coverage
 from gapa_onnx.measure.verify import Check, verify
 from gapa_onnx.model.load import SourceModel, load
+from gapa_onnx.model.weights import inside
 from gapa_onnx.model.writing import save
 from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
 from gapa_onnx.plan.labels import read_labels, require_labels
@@ -48,12 +61,17 @@ LEAST_VERIFIED_ROWS = 4  # in several batches, where they are smaller: in a sing
 class Conversion:
     """The result of `convert`."""
 
-    model: onnx.ModelProto = field(repr=False)
+    emitted: onnx.ModelProto = field(repr=False)  #: the model; where it is large, its weights lie in files
     path: Path | None  #: where it was written
     plan: Plan = field(repr=False)
     calibration: Calibration
     numbers: Numbers  #: what the file holds: τ and A of each site, thresholds, noise
     checks: tuple[Check, ...]
+
+    @functools.cached_property
+    def model(self) -> onnx.ModelProto:
+        """The model with all of its weights in memory."""
+        return inside(self.emitted)
 
 
 def convert(
@@ -70,6 +88,7 @@ def convert(
     settings: Settings | None = None,
     paper: bool = False,
     images: ImageOptions | None = None,
+    text: TextOptions | None = None,
     batch_size: int | None = None,
     progress: Progress = silent,
     **choices: Any,
@@ -79,9 +98,8 @@ def convert(
     Parameters
     ----------
     model: path of an ONNX file, or a ModelProto.
-    calib: data like those that the model was trained on: a path (folder, .npy, .npz, .csv,
-        .parquet, `loader.py:function`), a dict of arrays, an iterable of dicts, or an onnxruntime
-        CalibrationDataReader.
+    calib: data like those that the model was trained on: a path (folder, .npy, .npz, .csv, .parquet, .txt, .jsonl,
+        `loader.py:function`), a dict of arrays, an iterable of dicts, or an onnxruntime CalibrationDataReader.
     out: where to write; None writes nothing.
     targets: for regression, the true values of the held-out rows, or of the calibration rows where there are none: they
         set the scale of the variance, teach the noise head and count the intervals. NaN for rows that were fitted to.
@@ -92,7 +110,7 @@ def convert(
     allow_uncovered: write the file also where part of an output varies with the data and gets no variance.
     settings: a `Settings`; single choices can be given by name instead (`k=20, sites="all"`).
     paper: read the open choices as the paper does.
-    images: how images become inputs, beyond what the model's input says; the file remembers it.
+    images, text: how these become inputs, beyond what the model's inputs say; the file remembers it.
     batch_size: rows to run the model on at a time; as many as fit well into memory unless given.
 
     Example
@@ -101,14 +119,14 @@ def convert(
     """
     settings = _settings(settings, paper, choices)
     path = None if out is None else writable(Path(out))
-
     source = load(model)
     _require_another_file(source, path)
     plan = analyse(source, settings)
     require_convertible(plan, settings)
-    data = open_data(calib, source.inputs, images, batch_size)
-    held = known_rows(plan, data, settings, (held_out, targets, labels), images, batch_size)
-    others = None if strange is None else _apart(open_data(strange, source.inputs, images, batch_size), data)
+    prepared = prepared_for_calibration(images, text)
+    data = open_calibration(calib, source, prepared, batch_size)
+    held = known_rows(plan, data, settings, (held_out, targets, labels), prepared, batch_size)
+    others = None if strange is None else _strange_rows(strange, data, prepared)
     settings, plan, calibration, spent = _calibrated(plan, data, settings, budget, progress, others)
     template = rewrite(plan, calibration, settings, **_known(held))
     numbers = settle(template, calibration, data, settings, held, progress)
@@ -116,6 +134,22 @@ def convert(
     checks = _verified(source, converted, calibration, allow_uncovered, progress)
     _tell_uncovered(converted, checks)
     return Conversion(converted, _written(converted, path, checks), plan, calibration, numbers, checks)
+
+
+def prepared_for_calibration(images: ImageOptions | None, text: TextOptions | None) -> Preparation:
+    """How data become inputs; of text, so much as a fit gains from."""
+    text = text or TextOptions()
+    return Preparation.of(images, replace(text, tokens=text.tokens or CALIBRATION_TOKENS))
+
+
+def open_calibration(
+    calib: Any, source: SourceModel, preparation: Preparation, batch_size: int | None = None
+) -> DataSource:
+    """The calibration data, which are enough for some fit."""
+    data = open_data(calib, source.inputs, preparation, batch_size)
+    if data.text is not None:
+        data.text.require_a_sequence()
+    return data
 
 
 def _known(held: HeldOut | None) -> dict[str, Any]:
@@ -140,7 +174,7 @@ def known_rows(
     data: DataSource,
     settings: Settings,
     given: tuple[Any, Any, Any],
-    images: ImageOptions | None = None,
+    preparation: Preparation | None = None,
     batch_size: int | None = None,
 ) -> HeldOut | None:
     """The rows that promises rest on: those held out, or calibration rows with a known truth; None without either.
@@ -153,7 +187,7 @@ def known_rows(
         return None
     rows, whose = data, "calibration"
     if held_out is not None:
-        rows, whose = open_data(held_out, plan.source.inputs, images, batch_size), "held-out"
+        rows, whose = open_data(held_out, plan.source.inputs, preparation, batch_size), "held-out"
     numbers = {} if targets is None else read_targets(targets, plan.heads, rows, whose)
     classes = {} if labels is None else read_labels(labels, plan, rows, whose)
     require_labels(settings, plan, None if labels is None else classes)
@@ -161,10 +195,11 @@ def known_rows(
     return hold_out(rows, None if held_out is None else data, numbers, classes, errors, settings.seed)
 
 
-def _apart(strange: DataSource, data: DataSource) -> DataSource:
+def _strange_rows(strange: Any, data: DataSource, preparation: Preparation) -> DataSource:
     """The strange inputs, of which none may be a calibration row."""
-    require_apart(strange, data, "strange inputs", "give inputs that the model is not made for")
-    return strange
+    others = open_data(strange, data.inputs, preparation, data.batch_size)
+    require_apart(others, data, "strange inputs", "give inputs that the model is not made for")
+    return others
 
 
 def _calibrated(
@@ -191,9 +226,8 @@ def _verified(
 ) -> tuple[Check, ...]:
     """The checks of the result, on the first rows of the data."""
     progress("verifying", 0.0)
-    most = max(1, min(VERIFIED_ROWS, int(MEMORY / (VERIFYING_RUNS * max(calibration.fed.row_bytes, 1)))))
     sample: list[Batch] = []
-    for batch in calibration.fed.batches(most):
+    for batch in calibration.fed.verified(VERIFIED_ROWS, LEAST_VERIFIED_ROWS, MEMORY / VERIFYING_RUNS):
         sample.append(batch)
         if sum(held.rows or 1 for held in sample) >= LEAST_VERIFIED_ROWS:
             break

@@ -29,10 +29,14 @@ def require_outputs(
 
 
 def require_described(heads: Mapping[str, HeadRecord], present: Collection[str]) -> None:
-    """UserError unless the model has what heads speak of: for each a variance, those of a detector's candidates, or a
-    score and its flag alone."""
+    """UserError unless the model has what heads speak of: for each a variance, those of a detector's candidates or of
+    a vocabulary's leading tokens, or a score and its flag alone."""
     for output, head in heads.items():
-        roles = ["candidates", "probs", "box_var", "score"] if head.detection is not None else ["var"]
+        roles = ["var"]
+        if head.detection is not None:
+            roles = ["candidates", "probs", "box_var", "score"]
+        elif head.of_tokens:
+            roles = ["tokens", "token_var"]
         require_outputs({output: head}, present, roles=["score", "ood"] if head.score_only else roles)
 
 

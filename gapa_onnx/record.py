@@ -17,7 +17,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.strict_json import Damage, decoded, encoded, shown
 
 METADATA_KEY = "gapa_onnx"
-FORMAT = 3  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
+FORMAT = 4  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
 
 
 # Text that is one of some words.
@@ -39,6 +39,7 @@ RowsAmong = Annotated[str, "held-out rows", "calibration rows"]
 Holds = Annotated[str, "exactly", "approximately"]
 Channels = Annotated[str, "first", "last"]
 Colors = Annotated[str, "rgb", "bgr", "grey"]
+TextRows = Annotated[str, "pieces", "documents"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,20 @@ class ImageRecord:
     white: int  #: what a white pixel is before mean and std: 1, or 255 where the input takes whole numbers
     mean: tuple[float, ...]  #: one value, or one per channel in their order
     std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TextRecord:
+    """How text became the model's input: documents, their tokens, and sequences of these."""
+
+    tokenizer: str  #: sha256 of its tokenizer.json, which the file keeps too unless it is large
+    file: str | None  #: what that was called
+    seq_len: int  #: tokens of a sequence at most
+    field: str  #: of a .jsonl, that holds the text
+    rows: TextRows  #: a document is cut into several sequences, or its beginning is one
+    vocabulary: int | None  #: how many tokens the model knows, where its graph tells
+    longest: int | None  #: tokens of a sequence that the model takes at most, the same
+    head_size: int | None  #: numbers of one head in a cache, the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +147,7 @@ class PointsRecord:
 
 @dataclass(frozen=True)
 class GaugeRecord:
-    """Numbers x of ordinary inputs as a scale: (log x - centre) · slope."""
+    """Numbers x of ordinary inputs as a scale: Σ (log x - centre) · slope."""
 
     reads: tuple[str, ...]  #: tensors (N, 1), in the order of centre and slope
     centre: str  #: initializer
@@ -144,8 +159,10 @@ class WitnessesRecord:
     """What a score by witnesses is the sum of."""
 
     last: GaugeRecord  #: the share of the last place, as it is
-    earlier: GaugeRecord | None = None  #: shares of earlier places, each through a softplus
-    entropy: GaugeRecord | None = None  #: half the softplus of the entropy of the source's own prediction
+    earlier: GaugeRecord | None = None  #: the softplus of the shares of earlier places together
+    entropy: GaugeRecord | None = (
+        None  #: a quarter of the softplus of the entropy of the source's own prediction
+    )
 
 
 @dataclass(frozen=True)
@@ -246,6 +263,11 @@ class HeadRecord:
         return self.scores.get("score")
 
     @property
+    def of_tokens(self) -> bool:
+        """Whether only a vocabulary's leading tokens have a variance."""
+        return "token_var" in self.outputs and "var" not in self.outputs
+
+    @property
     def score_only(self) -> bool:
         """Whether the output has a score and no variance, since none reaches it."""
         return self.task == "none" and "var" not in self.outputs and "score" in self.outputs
@@ -297,6 +319,7 @@ class Record:
     heads: Mapping[str, HeadRecord]  #: by output
     cuts: tuple[CutRecord, ...]
     images: ImageRecord | None = None  #: where the calibration data were images
+    text: TextRecord | None = None  #: where they were text
     budget: BudgetRecord | None = None
     uncovered: tuple[str, ...] = ()  #: outputs that vary with the data and have no variance at all
     states: tuple[str, ...] = ()  #: outputs that are fed again at the next call, and have no variance

@@ -140,7 +140,13 @@ class Settings:
         help="Split uncertainty by S fixed random draws, as in the paper, in place of well-spread points; at least 2.",
         group=HEADS,
     )
-    top_k: int = count(default=512, help="Logits that count where tokens are predicted.", group=HEADS)
+    top_k: str | int = word_or_count(
+        "all",
+        default=512,
+        help="Of a vocabulary: how many tokens of each position have answers, those with the largest logits; all of them "
+        "also have a variance of the whole output.",
+        group=HEADS,
+    )
     covariance: str = one_of(
         "diag",
         "full",

@@ -16,7 +16,7 @@ from support.paths import MODELS
 from support.small_models import parse
 
 import gapa_onnx
-from gapa_onnx.model import protos, shapes, writing
+from gapa_onnx.model import protos, weights, writing
 from gapa_onnx.op import reference
 from gapa_onnx.record import METADATA_KEY, DataRecord, read
 
@@ -371,7 +371,8 @@ def test_metadata_is_plain_json(digits):
 def test_the_way_of_models_beyond_protobufs_limit(tmp_path, monkeypatch):
     """All steps with the limit put below the size of a small model: external data, files in place of bytes."""
     monkeypatch.setattr(protos, "LARGEST_PROTO", 1000)
-    monkeypatch.setattr(shapes, "LARGE_TENSOR", 100)
+    monkeypatch.setattr(weights, "LARGE_TENSOR", 100)
+    monkeypatch.setattr(weights, "LARGE_MODEL", 1000)
     source = tmp_path / "source.onnx"
     onnx.save_model(
         onnx.load(MODELS / "digits_mlp.onnx"),

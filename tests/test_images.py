@@ -16,7 +16,7 @@ from support.small_models import parse as small_model
 
 import gapa_onnx
 from gapa_onnx.cli import main
-from gapa_onnx.data import ImageOptions, InputSpec, open_data
+from gapa_onnx.data import ImageOptions, InputSpec, Preparation, open_data
 from gapa_onnx.errors import DataWarning, UserError
 from gapa_onnx.measure import bench, verify
 from gapa_onnx.record import ImageRecord, parse, read
@@ -332,7 +332,7 @@ def test_sizes_where_the_model_leaves_them_open(tmp_path):
     folder = write_images(tmp_path / "a", 5, 0)
     inputs = (InputSpec("x", np.float32, ("n", 3, "h", "w")),)
     options = ImageOptions((0.5,), (0.25,), (8, 6), colors="bgr")
-    data = open_data(folder, inputs, options)
+    data = open_data(folder, inputs, Preparation(options))
     (batch,) = data.batches()
     np.testing.assert_allclose(batch["x"], by_hand(folder, (0.5,), (0.25,)), atol=1e-5)
     assert data.images == ImageRecord(8, 6, "first", "bgr", 1, (0.5,), (0.25,))
@@ -342,7 +342,7 @@ def test_sizes_where_the_model_leaves_them_open(tmp_path):
     assert sizes == {Image.open(path).size[::-1] for path in folder.iterdir()}
     assert len(sizes) > 1
     with pytest.raises(UserError, match="so images cannot be 8 × 6"):
-        open_data(folder, (InputSpec("x", np.float32, ("n", 3, 9, "w")),), options)
+        open_data(folder, (InputSpec("x", np.float32, ("n", 3, 9, "w")),), Preparation(options))
 
 
 def test_a_layout_that_the_shape_does_not_tell(tmp_path):
@@ -352,13 +352,17 @@ def test_a_layout_that_the_shape_does_not_tell(tmp_path):
         with pytest.raises(UserError, match="images do not fit") as caught:
             open_data(folder, inputs)
         assert "`ImageOptions(layout='first')`" in caught.value.hint
-        (first,) = open_data(folder, inputs, ImageOptions(layout="first", size=(4, 5))).batches()
-        (last,) = open_data(folder, inputs, ImageOptions(layout="last", size=(4, 5))).batches()
-        (grey,) = open_data(folder, inputs, ImageOptions(layout="last", colors="grey", size=(4, 5))).batches()
+        (first,) = open_data(folder, inputs, Preparation(ImageOptions(layout="first", size=(4, 5)))).batches()
+        (last,) = open_data(folder, inputs, Preparation(ImageOptions(layout="last", size=(4, 5)))).batches()
+        (grey,) = open_data(
+            folder, inputs, Preparation(ImageOptions(layout="last", colors="grey", size=(4, 5)))
+        ).batches()
         assert first["x"].shape == (3, 3, 4, 5) and grey["x"].shape == (3, 4, 5, 1)
         np.testing.assert_array_equal(last["x"], first["x"].transpose(0, 2, 3, 1))
     with pytest.raises(UserError, match="1 or 3 channels last"):
-        open_data(folder, (InputSpec("x", np.float32, ("n", 3, 8, 8)),), ImageOptions(layout="last"))
+        open_data(
+            folder, (InputSpec("x", np.float32, ("n", 3, 8, 8)),), Preparation(ImageOptions(layout="last"))
+        )
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,11 @@ def _parameters(function) -> set[str]:
             "`ImageOptions(size=(8, 6))` or `ImageOptions(colors='bgr')`",
             "--image-size 8,6 or --image-colors bgr",
         ),
+        ("`TextOptions(seq_len=48)` or `TextOptions(seq_len=…)`", "--seq-len 48 or --seq-len"),
+        (
+            "`TextOptions(field='my text')`, `TextOptions(rows='pieces')`",
+            "--text-field 'my text', --text-rows pieces",
+        ),
         ("use `on_unsupported='cut'`.", "use --on-unsupported cut."),
         ("`task='my output=none'`", "--task 'my output=none'"),
         ("`length_scale=0.5` and `out`", "--length-scale 0.5 and -o"),

@@ -87,7 +87,7 @@ def test_digits_mlp(counted):
     }  # fmt: skip
     rows = conversion.calibration.rows
     assert counted.left_out == {place.output: rows for place in conversion.plan.places}  # each row once
-    assert counted.before_verify is not None and counted.before_verify <= 4
+    assert counted.before_verify is not None and counted.before_verify <= 6
     verified = counted.sessions[counted.before_verify :]
     # The source at four levels, the file at two with the library and at four without, operators by themselves.
     assert len(verified) == len(set(verified)) == 11
@@ -105,7 +105,7 @@ def test_diabetes_with_targets(counted):
         "propagate": 2, "rewrite": 1, "emit": 1, "verify": 1, "leave_out": 1,
     }  # fmt: skip
     assert counted.left_out == {place.output: len(x) for place in conversion.plan.places}
-    assert counted.before_verify is not None and counted.before_verify <= 5
+    assert counted.before_verify is not None and counted.before_verify <= 6
     verified = counted.sessions[counted.before_verify :]
     assert len(verified) == len(set(verified))
 

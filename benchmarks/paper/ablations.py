@@ -1,12 +1,10 @@
-"""One choice of the method varied at a time, on MNIST and Fashion-MNIST networks: what each default rests on.
+"""One choice of the Gaussian process varied at a time, on MNIST and Fashion-MNIST networks: what its defaults rest on.
 
     python benchmarks/paper/ablations.py [--quick] [--only NAME …] [--networks mlp0 …] [--on mnist] [--data DIR]
                                          [--rows 2000] [--fresh]
 
-    readings      this tool's default beside earlier ones and the paper's
     scale         τ: target of the median leave-one-out share, with and without a cap at the prior variance
     length_scale  multiples of the median distance at the site, and of the inputs
-    metric        Euclidean and whitened distances
     points        how many inducing points, chosen how
     k             neighbours: the query's own (exact), its nearest point's (nearest), those chosen for that (cached)
     jitter        on the diagonal of the kernel matrix
@@ -17,7 +15,8 @@
 AUROCs are against test rows of the other data set; `map_…` is the network by itself. Each ablation writes
 results/ablations_NAME.csv, a line at a time, and draws results/ablations_NAME.png. A line that is there is not
 computed again; `--fresh` does. `--quick` tries everything on little data and writes to benchmarks/cache/quick.
-docs/defaults.md is made of the results by defaults.py.
+docs/defaults.md is made of the results by defaults.py. What a converted file makes of it, with witnesses and geometries, is
+measured by choices.py.
 """
 
 from __future__ import annotations
@@ -130,15 +129,6 @@ def _subject(network: str, data: str, scale: Scale, folder: Path) -> Subject:
 # ------------------------------------------------------------------------ what is varied
 
 
-def _readings(scale: Scale) -> Iterator[Case]:
-    default = Reading(m=scale.m)
-    yield "", "default", default
-    yield "", "target .02, capped", replace(default, target=0.02, capped=True)
-    yield "", "paper", replace(PAPER, m=scale.m)
-    yield "", "default, all rows", replace(default, inducing="all")
-    yield "", "paper, all rows", replace(PAPER, inducing="all")
-
-
 def _scale(scale: Scale) -> Iterator[Case]:
     for capped, target in itertools.product((False, True), (None, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)):
         reading = Reading(m=scale.m, target=target, capped=capped)
@@ -151,15 +141,6 @@ def _length_scale(scale: Scale) -> Iterator[Case]:
         for multiple in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0):
             yield series, f"{multiple:g}", Reading(m=scale.m, multiple=multiple, target=target)
         yield series, "input", Reading(m=scale.m, of="input", multiple=1.0, target=target)
-
-
-def _metric(scale: Scale) -> Iterator[Case]:
-    # random points for both: k-means in the whitened space would be another difference
-    for metric, multiple in itertools.product(("euclidean", "whitened"), (0.5, 1.0, 2.0, 4.0)):
-        yield metric, f"{multiple:g}", Reading(m=scale.m, inducing="random", metric=metric, multiple=multiple)
-    for multiple in (0.5, 1.0, 2.0, 4.0):
-        reading = Reading(m=scale.m, inducing="random", metric="whitened", multiple=multiple, target=None)
-        yield "whitened, no τ", f"{multiple:g}", reading
 
 
 def _points(scale: Scale) -> Iterator[Case]:
@@ -204,10 +185,8 @@ def _split(scale: Scale) -> Iterator[Case]:
 
 
 ABLATIONS = {
-    "readings": Ablation(_readings, EVERY, "reading"),
     "scale": Ablation(_scale, EVERY, "target of the median leave-one-out share"),
     "length_scale": Ablation(_length_scale, EVERY, "length scale / median distance at the site"),
-    "metric": Ablation(_metric, EVERY, "length scale / median distance at the site"),
     "points": Ablation(_points, ONE, "inducing points"),
     "k": Ablation(_k, ONE, "neighbours K"),
     "jitter": Ablation(_jitter, ONE, "jitter"),

@@ -25,14 +25,14 @@ EPOCHS = {"lenet": 3, "resnet": 1}
 BATCH, RATE = 128, 4e-3
 
 
-def trained(network: str, data: str, folder: Path, *, quick: bool = False) -> Path:
+def trained(network: str, data: str, folder: Path, *, quick: bool = False, cache: Path = CACHE) -> Path:
     """The ONNX file of a network for a data set, trained unless it is there already."""
-    path = CACHE / f"{data}_{network}_{'quick' if quick else EPOCHS[network]}.onnx"
+    path = cache / f"{data}_{network}_{'quick' if quick else EPOCHS[network]}.onnx"
     if not path.exists():
         say(f"training {network} on {data}")
         rows = images(data, folder)
         most, epochs = (5000, 1) if quick else (len(rows["x_train"]), EPOCHS[network])
-        CACHE.mkdir(exist_ok=True)
+        cache.mkdir(parents=True, exist_ok=True)
         onnx.save(_train(network, rows["x_train"][:most], rows["y_train"][:most], epochs), path)
     return path
 
@@ -156,12 +156,12 @@ class _Writer:
 
 def _as_onnx(net) -> onnx.ModelProto:
     writer = _Writer()
-    writer.chain(net, "image")
+    writer.chain(net, "x")
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         writer.nodes,
         "convnet",
-        [value("image", onnx.TensorProto.FLOAT, ["batch", 1, 28, 28])],
+        [value("x", onnx.TensorProto.FLOAT, ["batch", 1, 28, 28])],
         [value("logits", onnx.TensorProto.FLOAT, ["batch", 10])],
         writer.weights,
     )

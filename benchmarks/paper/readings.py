@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from backbones import CACHE, as_onnx, classifier, images, train_classifier  # noqa: E402
 from lines import say  # noqa: E402
 
-from gapa_onnx.fit import geometry, inducing, statistics
+from gapa_onnx.fit import inducing, statistics
 from gapa_onnx.measure.evaluation import metrics
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
 from gapa_onnx.op.neighbourhoods import choose, neighbourhoods
@@ -56,19 +56,11 @@ class Site:
     left_out: np.ndarray = field(repr=False)  #: some of the training rows, for leave-one-out shares
     weight: np.ndarray = field(repr=False)  #: of the linear layer behind the activation, (d, next)
     tanh: bool  #: the activation; else the identity
-    prior_var: np.ndarray = field(repr=False)  #: c² (d,), of the rows as they were before any whitening
+    prior_var: np.ndarray = field(repr=False)  #: c² (d,)
 
     @cached_property
     def median(self) -> float:
         return statistics.median_distance(self.rows, pairs=PAIRS)
-
-    @cached_property
-    def whitened(self) -> Site:
-        moments = statistics.Moments(self.rows.shape[1], covariance=True)
-        moments.add(self.rows)
-        centre, turn = moments.mean.astype(np.float32), geometry.whitening(moments.mean, moments.covariance)
-        parts = ("rows", "known", "strange", "left_out")
-        return replace(self, **{part: (getattr(self, part) - centre) @ turn for part in parts})
 
     def slope(self, part: str) -> np.ndarray | float:
         """φ'(z)² of a part's rows."""
@@ -188,7 +180,6 @@ class Reading:
     capped: bool = False
     #: several sites: median variance of the logits of each over that of the last; None adds them as they are
     earlier: float | None = None
-    metric: str = "euclidean"
     jitter: float = 1e-6
     bridge: str = "shared"
     seed: int = 0
@@ -218,10 +209,9 @@ def shares(subject: Subject, number: int, reading: Reading) -> Shares:
 
 @lru_cache(maxsize=64)
 def _shares(subject: Subject, number: int, reading: Reading) -> Shares:
-    plain = subject.sites[number]
-    site = plain.whitened if reading.metric == "whitened" else plain
+    site = subject.sites[number]
     length_scale = reading.multiple * (subject.input_median if reading.of == "input" else site.median)
-    points = _points(subject, number, reading.metric, reading.inducing, reading.m, reading.seed)
+    points = _points(subject, number, reading.inducing, reading.m, reading.seed)
     k = min(reading.k, len(points))
     near, table = None, None
     if reading.solver == "nearest":
@@ -239,13 +229,12 @@ def _shares(subject: Subject, number: int, reading: Reading) -> Shares:
 
 
 @lru_cache(maxsize=16)
-def _points(subject: Subject, number: int, metric: str, method: str, m: int, seed: int) -> np.ndarray:
+def _points(subject: Subject, number: int, method: str, m: int, seed: int) -> np.ndarray:
     """Inducing points; k-means of 55,000 rows takes half a minute, so its centroids are kept in the cache."""
-    site = subject.sites[number]
-    rows = (site.whitened if metric == "whitened" else site).rows
+    rows = subject.sites[number].rows
     if method != "kmeans":
         return inducing.select(method, rows, m, seed)
-    words = (subject.network, subject.data, number, len(rows), metric, m, seed)
+    words = (subject.network, subject.data, number, len(rows), m, seed)
     path = CACHE / "paper" / f"kmeans_{'_'.join(map(str, words))}.npy"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,9 @@ reader -> Bundle (named, lazily read arrays) -> Binding (names, shapes and rows 
 
 from gapa_onnx.data.batching import Batch
 from gapa_onnx.data.held_out import HeldOut, hold_out, require_apart
+from gapa_onnx.data.remembered import Remembered, metadata, remembered
 from gapa_onnx.data.source import DataSource, open_data
-from gapa_onnx.data.spec import ImageOptions, InputSpec
+from gapa_onnx.data.spec import ImageOptions, InputSpec, Preparation, TextOptions
 
 __all__ = [
     "Batch",
@@ -15,7 +16,12 @@ __all__ = [
     "HeldOut",
     "ImageOptions",
     "InputSpec",
+    "Preparation",
+    "Remembered",
+    "TextOptions",
     "hold_out",
+    "metadata",
     "open_data",
+    "remembered",
     "require_apart",
 ]

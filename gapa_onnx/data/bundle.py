@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.record import ImageRecord
+
+if TYPE_CHECKING:
+    from gapa_onnx.data.text import Text
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Reader:
     eager: bool = True
     files: tuple[Path, ...] = ()
     images: ImageRecord | None = None  #: how images become inputs, where the data are images
+    text: Text | None = None  #: where the data are text
 
 
 def stream_of(array: Array, where: str) -> ArrayStream:

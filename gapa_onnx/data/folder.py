@@ -7,24 +7,36 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gapa_onnx.data import images
+from gapa_onnx.data import documents, images
 from gapa_onnx.data.arrays import npy_stream, npz_bundle, tensor_bundles
 from gapa_onnx.data.binding import missing_inputs
 from gapa_onnx.data.bundle import Bundle, Reader
-from gapa_onnx.data.spec import ImageOptions, InputSpec
+from gapa_onnx.data.spec import InputSpec, Preparation
+from gapa_onnx.data.text import open_text
 from gapa_onnx.errors import UserError
+from gapa_onnx.record import TextRecord
 
-ACCEPTED = "a folder of .npy, .npz, ONNX test data (.pb) or images (.png, .jpg, .jpeg, .bmp)"
-_KINDS = {".npy": ".npy", ".npz": ".npz", ".pb": ".pb", **dict.fromkeys(images.EXTENSIONS, "image")}
+ACCEPTED = (
+    "a folder of .npy, .npz, ONNX test data (.pb), images (.png, .jpg, .jpeg, .bmp) or text (.txt, .jsonl)"
+)
+_KINDS = {
+    **{suffix: suffix for suffix in (".npy", ".npz", ".pb")},
+    **dict.fromkeys(images.EXTENSIONS, "image"),
+    **dict.fromkeys(documents.EXTENSIONS, "text"),
+}
 
 
-def open_folder(folder: Path, inputs: Sequence[InputSpec], options: ImageOptions) -> Reader:
+def open_folder(
+    folder: Path, inputs: Sequence[InputSpec], options: Preparation, recorded: TextRecord | None = None
+) -> Reader:
     """The files of a folder and its sub-folders, all of one kind, in the order of their names."""
     by_kind: dict[str, list[Path]] = {}
     for path in _visible_files(folder):
         kind = _KINDS.get(path.suffix.lower())
         if kind and not (kind == ".pb" and path.name.startswith("output_")):
             by_kind.setdefault(kind, []).append(path)
+    if len(by_kind) > 1:
+        by_kind.pop("text", None)  # a README.txt beside the data
     if not by_kind:
         raise UserError(
             f"the folder {folder} holds no data that can be read",
@@ -37,20 +49,23 @@ def open_folder(folder: Path, inputs: Sequence[InputSpec], options: ImageOptions
             "keep one kind of file per folder, so that it is clear what the data are",
         )
     ((kind, files),) = by_kind.items()
-    return open_files(kind, files, inputs, options, f"folder of {_counted(kind, files)}", folder)
+    description = f"folder of {_counted(kind, files)}"
+    if kind == "text":
+        return text_reader(files, str(folder), description, inputs, options, recorded)
+    return open_files(kind, files, inputs, options, description, folder)
 
 
 def open_files(
     kind: str,
     files: Sequence[Path],
     inputs: Sequence[InputSpec],
-    options: ImageOptions,
+    options: Preparation,
     description: str,
     folder: Path | None = None,
 ) -> Reader:
     """Files of one kind (.npy, .npz, .pb or image) as one reader."""
     if kind == "image":
-        layout = images.image_layout(inputs, options)
+        layout = images.image_layout(inputs, options.images)
         images.require_pillow()
         return Reader(
             description,
@@ -67,6 +82,23 @@ def open_files(
     return Reader(description, lambda: map(_npy_bundle, groups))
 
 
+def text_reader(
+    files: Sequence[Path],
+    where: str,
+    description: str,
+    inputs: Sequence[InputSpec],
+    options: Preparation,
+    recorded: TextRecord | None,
+) -> Reader:
+    """Files of text as one reader."""
+    text = open_text(files, where, inputs, options.text, recorded)
+    most = options.text.tokens
+    told = f"{description}, in sequences of {text.record.seq_len} tokens" + (
+        "" if most is None else f" and {most:,} in all at most"
+    )
+    return Reader(told, text.bundles, count=text.kept.count, text=text)
+
+
 def kind_of(path: Path) -> str | None:
     return _KINDS.get(path.suffix.lower())
 
@@ -81,7 +113,9 @@ def _visible_files(folder: Path) -> Iterator[Path]:
 
 def _counted(kind: str, files: Sequence[Path]) -> str:
     plural = "s" if len(files) != 1 else ""
-    return f"{len(files)} image{plural}" if kind == "image" else f"{len(files)} {kind} file{plural}"
+    if kind in ("image", "text"):
+        return f"{len(files)} {'image' if kind == 'image' else 'text file'}{plural}"
+    return f"{len(files)} {kind} file{plural}"
 
 
 def _npy_groups(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:

@@ -1,7 +1,7 @@
 """Opening data: a path, a loader, a reader or arrays, as restartable batches that fit the model.
 
-    folder        .npy, .npz, ONNX test data (test_data_set_*/input_*.pb) or images, also in sub-folders
-    file          one .npy, .npz, .pb, .csv, .parquet or image
+    folder        .npy, .npz, ONNX test data (test_data_set_*/input_*.pb), images or text, also in sub-folders
+    file          one .npy, .npz, .pb, .csv, .parquet or image; text as .txt (a document a line) or .jsonl
     loader        path/to/loader.py:function, a function without arguments that yields dicts name -> array
     Python        a dict of arrays, an iterable of dicts, a function, or an onnxruntime CalibrationDataReader
 
@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from gapa_onnx.data import images, text
 from gapa_onnx.data.batching import Batch, Batcher
 from gapa_onnx.data.binding import bind, bind_whole
 from gapa_onnx.data.bundle import Bundle, Reader, bundle_of
-from gapa_onnx.data.folder import ACCEPTED, kind_of, open_files, open_folder
-from gapa_onnx.data.images import differences
+from gapa_onnx.data.folder import ACCEPTED, kind_of, open_files, open_folder, text_reader
 from gapa_onnx.data.loader import (
     as_arrays,
     calibration_reader,
@@ -33,20 +33,21 @@ from gapa_onnx.data.loader import (
     iterable_reader,
     load_function,
 )
-from gapa_onnx.data.spec import ImageOptions, InputSpec
+from gapa_onnx.data.remembered import Remembered
+from gapa_onnx.data.spec import InputSpec, Preparation
 from gapa_onnx.data.tables import csv_bundles, csv_count, parquet_bundles, parquet_count
 from gapa_onnx.errors import DataWarning, UserError
-from gapa_onnx.record import ImageRecord
+from gapa_onnx.record import TextRecord
 
-_HINT = f"{ACCEPTED}; one .npy, .npz, .csv or .parquet; or loader.py:function"
+_HINT = f"{ACCEPTED}; one .npy, .npz, .csv, .parquet, .txt or .jsonl; or loader.py:function"
 
 
 class DataSource:
     """Data that fit a model, as batches of one size, or as they were given.
 
     `description` says in a few words what was opened, `batch_size` how many rows the user wants a model to be run
-    on at a time, `images` how images became inputs, where the data are images. Which of the two ways a model takes is
-    found by `sessions.feeding`.
+    on at a time, `images` how images became inputs, where the data are images, `text` the same of text. Which of the two
+    ways a model takes is found by `sessions.feeding`.
     """
 
     def __init__(self, reader: Reader, inputs: Sequence[InputSpec], batch_size: int | None = None):
@@ -55,6 +56,7 @@ class DataSource:
         self.description = reader.description
         self.files = reader.files  #: one per row where the data are image files, else none
         self.images = reader.images
+        self.text = reader.text
         self.inputs = tuple(inputs)
         self.batch_size = batch_size
         self._reader = reader
@@ -71,6 +73,8 @@ class DataSource:
 
     def rows_given_at_once(self) -> int | None:
         """The rows of the first of several batches in which the data were given; None where they came otherwise."""
+        if self.text is not None:  # nobody has put its rows together
+            return None
         first = list(itertools.islice(self._reader.bundles(), 2))
         return bind(first[0], self.inputs).rows if len(first) == 2 else None
 
@@ -135,30 +139,42 @@ class DataSource:
 def open_data(
     source: Any,
     inputs: Sequence[InputSpec],
-    images: ImageOptions | None = None,
+    preparation: Preparation | None = None,
     batch_size: int | None = None,
-    calibrated: ImageRecord | None = None,
+    calibrated: Remembered | None = None,
 ) -> DataSource:
-    """Open any of the forms above for a model with these inputs; `images` matters to images only.
+    """Open any of the forms above for a model with these inputs; `preparation` matters to images and text only.
 
     `batch_size` is how many rows to run a model on at a time; None leaves that to their size in memory. `calibrated`
-    is how a converted file was given images: so are they given again, but for what `images` says, which is warned of.
+    is how a converted file was given images or text: so are they given again, but for what `preparation` says, which is
+    warned of.
     """
     if not inputs:
         raise UserError("the model has no inputs, so it takes no data", "give a model that takes data")
-    options = (images or ImageOptions()).completed(calibrated)
-    data = DataSource(_reader(source, inputs, options), inputs, batch_size)
+    before = calibrated or Remembered()
+    options = before.complete(preparation or Preparation())
+    data = DataSource(_reader(source, inputs, options, before.text), inputs, batch_size)
     data.check()
-    if data.images is not None and calibrated is not None:
-        differing = differences(data.images, calibrated)
-        if differing is not None:
-            warnings.warn(differing, DataWarning, stacklevel=2)
+    for differing in _differences(data, before):
+        warnings.warn(differing, DataWarning, stacklevel=2)
     return data
 
 
-def _reader(source: Any, inputs: Sequence[InputSpec], options: ImageOptions) -> Reader:
+def _differences(data: DataSource, before: Remembered) -> Iterator[str]:
+    """What is not as it was when the file was calibrated, in sentences."""
+    found = []
+    if data.images is not None and before.images is not None:
+        found.append(images.differences(data.images, before.images))
+    if data.text is not None and before.text is not None:
+        found.append(text.differences(data.text.record, before.text))
+    yield from (sentence for sentence in found if sentence is not None)
+
+
+def _reader(
+    source: Any, inputs: Sequence[InputSpec], options: Preparation, recorded: TextRecord | None
+) -> Reader:
     if isinstance(source, (str, os.PathLike)):
-        return _path_reader(os.fspath(source), inputs, options)
+        return _path_reader(os.fspath(source), inputs, options, recorded)
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
     if isinstance(source, Mapping):
@@ -173,12 +189,14 @@ def _reader(source: Any, inputs: Sequence[InputSpec], options: ImageOptions) -> 
     raise UserError(f"data of type {type(source).__name__} cannot be read", _HINT)
 
 
-def _path_reader(text: str, inputs: Sequence[InputSpec], options: ImageOptions) -> Reader:
-    path = Path(text)
+def _path_reader(
+    given: str, inputs: Sequence[InputSpec], options: Preparation, recorded: TextRecord | None
+) -> Reader:
+    path = Path(given)
     if path.is_dir():
-        return open_folder(path, inputs, options)
+        return open_folder(path, inputs, options, recorded)
     if not path.is_file():
-        script, colon, function = text.rpartition(":")  # the last one: C:\x.py:load
+        script, colon, function = given.rpartition(":")  # the last one: C:\x.py:load
         if colon and script.lower().endswith(".py"):
             return function_reader(load_function(Path(script), function), f"{script}:{function}")
         raise _no_such_file(path)
@@ -193,7 +211,10 @@ def _path_reader(text: str, inputs: Sequence[InputSpec], options: ImageOptions) 
     suffix = path.suffix.lower()
     if suffix in readers:
         return readers[suffix]()
-    if kind := kind_of(path):
+    kind = kind_of(path)
+    if kind == "text":
+        return text_reader([path], str(path), f"file {path.name}", inputs, options, recorded)
+    if kind is not None:
         return open_files(kind, [path], inputs, options, f"file {path.name}")
     if suffix == ".py":
         raise UserError(f"{path} is a Python file, but no function is named", f"write {path}:function")

@@ -1,18 +1,28 @@
-"""What the model takes: its inputs, and how images are turned into one of them."""
+"""What the model takes: its inputs, and how images and text are turned into them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.record import ImageRecord
+from gapa_onnx.record import ImageRecord, TextRecord
 
 LAYOUTS = ("first", "last")
 COLORS = ("rgb", "bgr", "grey")
+TEXT_ROWS = ("pieces", "documents")
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """What a model's graph says about the tokens that it takes; None where it does not tell."""
+
+    vocabulary: int | None = None  #: how many tokens the model knows
+    longest: int | None = None  #: tokens of a sequence at most
+    head_size: int | None = None  #: numbers of one head in a cache
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,7 @@ class InputSpec:
     name: str
     dtype: np.dtype
     shape: tuple[int | str | None, ...] | None
+    limits: TokenLimits | None = None  #: where it takes tokens, and the graph was seen
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
@@ -82,6 +93,63 @@ class ImageOptions:
             layout=self.layout or recorded.layout,
             colors=self.colors or recorded.colors,
         )
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How text becomes inputs; what is None is as a converted file says, and else as follows.
+
+    Parameters
+    ----------
+    tokenizer: path of a tokenizer.json, or of a folder with one, or a `tokenizers.Tokenizer`.
+    seq_len: tokens of a sequence; as many as the model's input fixes, else 96.
+    tokens: at most so many are read; all, and 200,000 by `convert`.
+    field: of a .jsonl, that holds the text; "text".
+    rows: "pieces", as a decoder takes text: a document is cut into sequences one after another. "documents", as an
+        encoder does: its beginning is one row. By the model's inputs and the tokenizer.
+    """
+
+    tokenizer: Any = None
+    seq_len: int | None = None
+    tokens: int | None = None
+    field: str | None = None
+    rows: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seq_len", "tokens"):
+            number = getattr(self, name)
+            if number is not None and (not isinstance(number, Integral) or number < 1):
+                raise UserError(
+                    f"`TextOptions({name}={number!r})` is not a number of tokens", "for example 96"
+                )
+        if self.rows not in (None, *TEXT_ROWS):
+            raise UserError(
+                f"`TextOptions(rows={self.rows!r})` is not known", f"choose one of {', '.join(TEXT_ROWS)}"
+            )
+
+    def completed(self, recorded: TextRecord | None, tokenizer: Any = None) -> TextOptions:
+        """With what a converted file says in place of what is None: its record, and the tokenizer that it keeps."""
+        if recorded is None:
+            return self
+        return TextOptions(
+            tokenizer=tokenizer if self.tokenizer is None else self.tokenizer,
+            seq_len=self.seq_len or recorded.seq_len,
+            tokens=self.tokens,
+            field=self.field or recorded.field,
+            rows=self.rows or recorded.rows,
+        )
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How data that are no arrays become inputs; the one that matters is that of what is given."""
+
+    images: ImageOptions = field(default_factory=ImageOptions)
+    text: TextOptions = field(default_factory=TextOptions)
+
+    @classmethod
+    def of(cls, images: ImageOptions | None, text: TextOptions | None) -> Preparation:
+        return cls(images or ImageOptions(), text or TextOptions())
 
 
 def fixed(size: int | str | None) -> TypeGuard[int]:

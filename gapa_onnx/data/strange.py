@@ -6,7 +6,7 @@
     tokens      in another order; from anywhere in the vocabulary
 
 Each kind is a function of rows of the data and of a seed, so that the same data give the same inputs. Padding stays as
-it is and has no part in what is made, and so do inputs that say which positions count, and words.
+it is and has no part in what is made, and so do inputs that go along with tokens (masks, positions, caches), and words.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from gapa_onnx.arrays import Array
+from gapa_onnx.data.token_inputs import is_filled_in
 
 MOST_CHANNELS = 4  # of an image
 TILES = 4  # along either side of an image
@@ -31,7 +32,9 @@ def strange_batches(
     positions are no padding."""
     rows = max((len(array) for array in batch.values() if array.ndim), default=0)
     changes = {
-        name: _changes(name, array) for name, array in batch.items() if array.ndim and len(array) == rows
+        name: {} if array.size == 0 or is_filled_in(name) else _changes(array)
+        for name, array in batch.items()
+        if array.ndim and len(array) == rows
     }
     for kind in dict.fromkeys(kind for found in changes.values() for kind in found):
         made = dict(batch)
@@ -58,7 +61,7 @@ def _changed(array: Array, change: Change, generator: np.random.Generator, valid
     return changed
 
 
-def _changes(name: str, array: Array) -> dict[str, Change]:
+def _changes(array: Array) -> dict[str, Change]:
     """The ways in which an input can be made strange, by what it holds."""
     noisy = {f"noise {share:g}": partial(_noisy, share=share) for share in (0.25, 0.5)}
     if array.dtype.kind == "f" or array.dtype == np.uint8:
@@ -73,7 +76,7 @@ def _changes(name: str, array: Array) -> dict[str, Change]:
             return {"blended": _blended, **mixed, "noise 0.5": noisy["noise 0.5"], **sizes}
         return {}
     tokens = array.dtype in (np.int32, np.int64) and array.ndim == 2 and np.ptp(array) > 1
-    return {"shuffled": _shuffled, "foreign": _foreign} if tokens and "mask" not in name.lower() else {}
+    return {"shuffled": _shuffled, "foreign": _foreign} if tokens else {}
 
 
 def _channel_axis(array: Array) -> int | None:

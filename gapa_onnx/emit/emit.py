@@ -16,8 +16,11 @@ import onnx
 from gapa_onnx import __version__
 from gapa_onnx.arrays import Array
 from gapa_onnx.data import HeldOut
+from gapa_onnx.data.tokenizer import METADATA_KEY as TOKENIZER_KEY
+from gapa_onnx.data.tokenizer import TokenizerFile
 from gapa_onnx.emit.numbers import Numbers, at_sites, file_tensors
-from gapa_onnx.emit.rewrite import SiteTensors, Template
+from gapa_onnx.emit.places import SiteTensors
+from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
 from gapa_onnx.model.splice import prune, splice
 from gapa_onnx.op.contract import CLASSES, DOMAIN
@@ -59,7 +62,16 @@ def emit(
     if held is not None:
         record = replace(record, data=replace(record.data, held_out=_held_out_record(held)))
     attach(model, record)
+    if calibration.fed.data.text is not None:
+        _keep_tokenizer(model, calibration.fed.data.text.tokenizer)
     return model
+
+
+def _keep_tokenizer(model: onnx.ModelProto, tokenizer: TokenizerFile) -> None:
+    """Put the tokenizer of the calibration data into a model, so that whoever has the file can give it text."""
+    kept = tokenizer.kept()
+    if kept is not None:
+        model.metadata_props.add(key=TOKENIZER_KEY, value=kept)
 
 
 def unrecorded(template: Template, numbers: Numbers, wanted: Sequence[str]) -> onnx.ModelProto:
@@ -172,6 +184,7 @@ def _record(
             for head in template.plan.heads
         },
         images=calibration.fed.data.images,
+        text=None if calibration.fed.data.text is None else calibration.fed.data.text.record,
         cuts=tuple(CutRecord(entry.node, entry.operator, entry.reason) for entry in template.cuts),
         budget=budget,
         states=template.plan.states,

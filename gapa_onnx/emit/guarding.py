@@ -24,10 +24,13 @@ import onnxruntime as ort
 
 from gapa_onnx.model.dtypes import is_float
 from gapa_onnx.model.load import SourceModel
-from gapa_onnx.model.protos import is_large
+from gapa_onnx.model.opening import open_proto
 from gapa_onnx.model.splice import OPAQUE_ADD, OPAQUE_IDENTITY
+from gapa_onnx.model.weights import LARGE_TENSOR, is_outside
 from gapa_onnx.sessions.runtime import session_options
 
+WEIGHTS_ENTRY = "session.optimized_model_external_initializers_file_name"
+LEAST_ENTRY = "session.optimized_model_external_initializers_min_size_in_bytes"
 MOST_NODES = 24  # computed again for one tensor
 
 CHEAP = {
@@ -128,16 +131,17 @@ class _Again:
 def _left_by_optimiser(source: SourceModel) -> frozenset[str] | None:
     """Names of the tensors in the optimised source model; None if that cannot be found out."""
     proto = source.proto
-    if is_large(proto):
-        return None
     with tempfile.TemporaryDirectory(prefix="gapa-onnx-") as folder:
         options = session_options()
         # Layouts for one kind of processor come after this level; they rename tensors but keep groups.
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
+        if any(map(is_outside, proto.graph.initializer)):  # they leave the file that onnxruntime writes too
+            options.add_session_config_entry(WEIGHTS_ENTRY, "optimised.weights")
+            options.add_session_config_entry(LEAST_ENTRY, str(LARGE_TENSOR))
         try:
-            ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-            optimised = onnx.load(options.optimized_model_filepath)
+            open_proto(proto, options)
+            optimised = onnx.load(options.optimized_model_filepath, load_external_data=False)
         except Exception:  # some models cannot be saved; they are read as they are
             return None
     return frozenset(name for node in optimised.graph.node for name in node.output)

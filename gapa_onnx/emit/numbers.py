@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.emit.rewrite import ScoreKey, SiteTensors, Template
+from gapa_onnx.emit.places import SiteTensors
+from gapa_onnx.emit.rewrite import ScoreKey, Template
 from gapa_onnx.fit.calibrate import SiteFit
 from gapa_onnx.plan.heads.noise import NoiseHead
 from gapa_onnx.plan.heads.promises import Promises
@@ -46,13 +47,19 @@ class Numbers:
 
 
 def site_tensors(template: Template, fits: Sequence[SiteFit]) -> dict[str, Array]:
-    """Amplitude and half-way point of every site, by the parameter's name; b = 0 is approached by a tiny b."""
+    """Amplitude, half-way point and lift of every site, by the parameter's name; b = 0 is approached by a tiny b."""
     tensors = {}
     for site, fit in at_sites(template, fits):
         damping = max(fit.damping, SMALLEST_DAMPING)
         tensors[site.half_way] = np.asarray(1 / damping, np.float32)
-        tensors[site.amplitude] = np.float32(fit.scale / damping) * fit.prior_var
+        tensors |= _amplitudes(site, fit.scale / damping)
+        tensors[site.lift] = np.asarray(fit.lift, np.float32)
     return tensors
+
+
+def _amplitudes(site: SiteTensors, number: float) -> dict[str, Array]:
+    """The amplitude of a site, and what layers behind it have made of that."""
+    return {name: (number * vector).astype(np.float32) for name, vector in site.multiples.items()}
 
 
 def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
@@ -60,7 +67,7 @@ def file_tensors(template: Template, numbers: Numbers) -> dict[str, Array]:
     tensors = site_tensors(template, numbers.fits)
     for site, fit in at_sites(template, numbers.fits):
         if not fit.damping:  # s itself stands there in place of s / (s + 1/b)
-            tensors[site.amplitude] = np.float32(fit.scale) * fit.prior_var
+            tensors |= _amplitudes(site, fit.scale)
     for key, found in numbers.scores.items():
         score = template.scores[key]
         tensors |= score.table.filled(found.ordinary) | {score.table.level: np.asarray(found.level)}

@@ -19,16 +19,15 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gapa_onnx.emit.comparing import compared
 from gapa_onnx.emit.guarding import protect
+from gapa_onnx.emit.places import SiteTensors, own_variance, share_at
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
 from gapa_onnx.model.constants import has_subgraph
 from gapa_onnx.model.load import SourceModel
-from gapa_onnx.op.classes import classes_body
-from gapa_onnx.op.contract import CLASSES, DOMAIN, SCHEMAS
+from gapa_onnx.op.contract import DOMAIN
 from gapa_onnx.op.function import body
-from gapa_onnx.op.storage import emit_points
+from gapa_onnx.op.heads import OF_HEADS
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.candidates import selections
 from gapa_onnx.plan.head import Head
@@ -41,21 +40,7 @@ from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import Propagation, RefusedNode, propagate
 from gapa_onnx.variance.qdq import reading_graph
-from gapa_onnx.variance.sites import Layout, Selection, Site, read_queries, restore
-from gapa_onnx.variance.values import Scaled
-
-
-@dataclass(frozen=True)
-class SiteTensors:
-    """Names of the tensors that the variance graph has at one site."""
-
-    output: str  #: tensor of the source that becomes uncertain; which site it is
-    queries: str  #: what the operator reads, (…, d)
-    share: str  #: what it answers, (…, 1)
-    levelled: str  #: s / (s + half-way)
-    half_way: str  #: parameter
-    amplitude: str  #: parameter
-
+from gapa_onnx.variance.sites import Selection, Site
 
 ScoreKey = tuple[str, str]  #: output and role of a score
 
@@ -74,13 +59,10 @@ class Template:
     scores: Mapping[ScoreKey, ScoreTensors]  #: by output and role
     noise: Mapping[str, NoiseTensors]  #: output with targets -> parameters
     cuts: tuple[RefusedNode, ...]  #: nodes behind which outputs count as certain
-    witnesses: tuple[
-        SiteTensors, ...
-    ] = ()  #: those that a score or a variance needs, in the order of the graph
+    witnesses: tuple[SiteTensors, ...] = ()  #: those that a score or a variance needs, in the graph's order
     gauges: tuple[Gauge, ...] = ()  #: parameters by which what witnesses say is measured
-    promises: Mapping[str, PromiseTensors] = field(
-        default_factory=dict
-    )  #: output -> parameters, and what is ranked
+    #: output -> parameters, and what is ranked
+    promises: Mapping[str, PromiseTensors] = field(default_factory=dict)
 
     @property
     def places(self) -> tuple[SiteTensors, ...]:
@@ -135,7 +117,10 @@ def rewrite(
         additions=additions,
         outputs=tuple(infos),
         functions=tuple(_functions(source.opset, (*calibration.fits, *calibration.witnesses), additions)),
-        sites=_within(additions, at_sites.values()),
+        sites=_within(
+            additions,
+            (replace(site, multiples=graph.multiples_of(site.amplitude)) for site in at_sites.values()),
+        ),
         roles=roles,
         spreads={output: spread.name for output, spread in spreads.items()},
         scores=scores,
@@ -312,7 +297,7 @@ def _named(graph: VarianceGraph, head: Head, found: Answer) -> dict[str, Value]:
 def _functions(
     opset: int, fits: Sequence[SiteFit], additions: onnx.GraphProto
 ) -> Iterator[onnx.FunctionProto]:
-    """The function of each index kind in use, and that of class heads where one is written as an operator."""
+    """The function of each index kind in use, and those of heads that are written as operators."""
     for kind in sorted({fit.index.kind for fit in fits}):
         bodies = [body(kind, opset, fit.k, fit.index.tensors) for fit in fits if fit.index.kind == kind]
         if any(other != bodies[0] for other in bodies[1:]):
@@ -321,8 +306,8 @@ def _functions(
                 "use `index='flat'`, one site, or raise the model's opset to 10 or newer",
             )
         yield bodies[0]
-    if any(node.domain == DOMAIN and node.op_type == CLASSES.name for node in additions.node):
-        yield classes_body(opset)
+    called = {node.op_type for node in additions.node if node.domain == DOMAIN}
+    yield from (body_of(opset) for name, body_of in OF_HEADS.items() if name in called)
 
 
 def _shaped_like(graph: VarianceGraph, source: SourceModel, site: Site, query: Value, own: Value) -> Value:
@@ -338,59 +323,3 @@ def _shaped_like(graph: VarianceGraph, source: SourceModel, site: Site, query: V
         return own
     with graph.scope(site.prefix):
         return graph.rename(graph.reshape(own, graph.shape(query)), f"{site.prefix}/own_var")
-
-
-def own_variance(
-    graph: VarianceGraph,
-    source: SourceModel,
-    fit: SiteFit,
-    tensor: Value,
-    selection: Selection | None = None,
-    beyond: Value | None = None,
-) -> tuple[Value, SiteTensors]:
-    """amplitude · s / (s + half-way) at one site, in the shape of the site's tensor; both numbers are left open. It is
-    1 + beyond (N, 1) times that where witnesses find an input beyond the ordinary."""
-    site, prefix = fit.site, fit.site.prefix
-    share, names = share_at(graph, source, fit, selection)
-    with graph.scope(prefix):
-        half_way = graph.constant(np.float32(1), names.half_way)
-        amplitude = graph.constant(fit.prior_var, names.amplitude)
-        levelled = graph.emit("Div", share, share + half_way, names=[names.levelled])
-        raised = levelled if beyond is None else levelled * (1.0 + beyond)
-        scale = restore(graph, site, raised, selection)
-        if site.layout is Layout.POOLED:
-            scale = graph.expand(
-                scale, like=graph.slice(tensor, site.axis, 0, 1)
-            )  # one number for all positions
-        own = Scaled(scale, amplitude, -1 if site.is_last else site.axis, f"{prefix}/own_var")
-        # A flat map has features on several axes.
-        value = own.tensor if site.layout is Layout.FLAT and (site.rank or 0) > 2 else own
-    return value, replace(names, levelled=levelled.name, half_way=half_way.name, amplitude=amplitude.name)
-
-
-def share_at(
-    graph: VarianceGraph, source: SourceModel, fit: SiteFit, selection: Selection | None = None
-) -> tuple[Value, SiteTensors]:
-    """s of the queries at one site (…, 1), and the names of what is there or may be made of it."""
-    site, prefix = fit.site, fit.site.prefix
-    schema = SCHEMAS[fit.index.kind]
-    parameters = {
-        "k": np.array([fit.k], np.int64),
-        "length_scale": np.float32(fit.length_scale),
-        "jitter": np.float32(fit.jitter),
-        **fit.index.tensors,
-    }
-    with graph.scope(prefix):
-        query = read_queries(graph, source, site, selection)
-        query = compared(graph, query, fit.geometry, site.query_axes, prefix)
-        constants = [
-            emit_points(graph, fit.storage, fit.index.points, f"{prefix}/points")
-            if port.name == "points"
-            else graph.constant(parameters[port.name], f"{prefix}/{port.name}")
-            for port in schema.constants
-        ]
-        # A call of a function lists all its outputs, also the one that nobody reads.
-        names = (f"{prefix}/share", f"{prefix}/neighbours")
-        share, _ = graph.emit_several(schema.name, query, *constants, outputs=2, domain=DOMAIN, names=names)
-    made = (f"{prefix}/{what}" for what in ("levelled", "half_way", "amplitude"))
-    return share, SiteTensors(site.output, query.name, share.name, *made)

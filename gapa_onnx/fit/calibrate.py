@@ -26,8 +26,9 @@ from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import inducing, statistics
 from gapa_onnx.fit.choosing import USUAL, choose_geometry, metrics_for
-from gapa_onnx.fit.collect import HELD_OUT_ROWS, Collected, Collector, InputSample, QueryReader, collect
+from gapa_onnx.fit.collect import HELD_OUT_ROWS, Collected, Collector, InputSample, collect
 from gapa_onnx.fit.geometry import Geometry, geometry_of, is_whitened
+from gapa_onnx.fit.reader import QueryReader
 from gapa_onnx.op.approximation import rounding_error, share_error
 from gapa_onnx.op.body import ANY_SIZE_OPSET
 from gapa_onnx.op.index import Index, build_index
@@ -66,6 +67,7 @@ class SiteFit:
     storage_error: float  #: by which s moves at most on held-out rows since the points are rounded
     rows: int
     single: bool = True  #: whether each row of the data has one query
+    lift: float = 1.0  #: of what witnesses raise the own variance by; more where τ was held back
     #: mean AUROC of left-out rows against strange ones, by the metric that was tried; empty where none was chosen by it
     metrics: Mapping[str, float] = field(default_factory=dict)
     #: leave-one-out shares of the held-out rows, by the digest of a row: of few data, later steps ask for them again

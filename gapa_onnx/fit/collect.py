@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import onnx
-from onnxruntime import InferenceSession
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.data import Batch, DataSource
@@ -19,20 +17,16 @@ from gapa_onnx.fit import statistics
 from gapa_onnx.fit.choosing import JUDGED, metrics_for
 from gapa_onnx.fit.geometry import is_whitened
 from gapa_onnx.fit.kept_rows import KeptRows
-from gapa_onnx.model.load import SourceModel
-from gapa_onnx.model.splice import splice
+from gapa_onnx.fit.reader import QueryReader, query_reader
 from gapa_onnx.plan.analyse import Plan
-from gapa_onnx.plan.candidates import selections
 from gapa_onnx.plan.head import Task
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.sessions.feeding import TENSORS_PER_OUTPUT, Feeding, feeding
-from gapa_onnx.sessions.inference import row_count, run_batch
-from gapa_onnx.sessions.runtime import open_session
+from gapa_onnx.sessions.inference import row_count
 from gapa_onnx.settings import Settings
 from gapa_onnx.threads import one_thread
-from gapa_onnx.variance.masks import tensor_of, valid_positions, valid_queries
-from gapa_onnx.variance.qdq import reading_graph
-from gapa_onnx.variance.sites import Layout, Site, read_queries
+from gapa_onnx.variance.masks import tensor_of, valid_queries
+from gapa_onnx.variance.sites import Layout, Site
 
 SAMPLE_BYTES = 256 << 20  # rows kept for choosing inducing points, all sites together
 INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
@@ -79,18 +73,21 @@ def collect(
     collectors = tuple(Collector(site, settings, len(plan.places)) for site in plan.places)
     inputs = InputSample(settings.seed) if settings.length_scale == "input" else None
     kept = KeptRows(settings.seed) if any(collector.chooses for collector in collectors) else None
-    reader = _query_reader(plan, plan.places, settings)
-    rows, fed = _stream(
-        reader, feeding(reader.session, data, TENSORS_PER_OUTPUT), collectors, inputs, kept, progress
-    )
+    reader = query_reader(plan, plan.places, settings)
+    fed = feeding(reader.session, data, TENSORS_PER_OUTPUT)
+    if fed.size is not None:  # else the model's own answers tell how many rows a batch has
+        reader = reader.pruned()
+    rows, fed = _stream(reader, fed, collectors, inputs, kept, progress)
     reader, collectors = _with_one_query_each(plan, reader, collectors, rows)
     collectors = _with_all_positions(plan, collectors, fed, settings, progress)
     classes = any(head.task not in (Task.REGRESSION, Task.NONE) for head in plan.heads)
     found: dict[str, dict[str, Array]] = {}
-    if kept is not None:
+    judged = [c for c in collectors if c.chooses and c.axes == 2]  # of the others no geometry is chosen
+    if kept is not None and judged:
         mask = next((site.mask for site in plan.places if site.mask is not None), None)
         batches = kept.strange_batches(fed.batch_rows, mask) if strange is None else _given(strange, fed)
-        found = strange_queries(reader, collectors, batches)
+        found = strange_queries(_reader_of(judged, collectors, reader, fed), judged, batches)
+    reader.rest()
     return Collected(
         collectors,
         inputs,
@@ -103,6 +100,15 @@ def collect(
         len(collectors) - len(plan.sites),
         found,
     )
+
+
+def _reader_of(
+    some: Sequence[Collector], collectors: Sequence[Collector], reader: QueryReader, fed: Feeding
+) -> QueryReader:
+    """A reader of the queries of some collectors; the same where the model's answers tell how many rows a batch has."""
+    names = [name for name, one in zip(reader.names, collectors) if one in some]
+    masks = {tensor_of(one.site.mask) for one in some if one.site.mask is not None}
+    return replace(reader, names=tuple(names)) if fed.size is None else reader.only(names, masks)
 
 
 def _with_one_query_each(
@@ -130,7 +136,7 @@ def _with_all_positions(
         site.output: Collector(collector.site, settings, len(collectors))
         for site, collector in zip(sites, few)
     }
-    _stream(_query_reader(plan, sites, settings), fed, tuple(again.values()), None, None, progress)
+    _stream(query_reader(plan, sites, settings), fed, tuple(again.values()), None, None, progress)
     return tuple(again.get(collector.site.output, collector) for collector in collectors)
 
 
@@ -155,66 +161,6 @@ def _stream(
             kept.add(batch, count)
         progress("reading calibration data", sum(counts) / fed.rows if fed.rows else 0.0)
     return sum(counts), replace(fed, counted=tuple(counts))
-
-
-@dataclass(frozen=True)
-class QueryReader:
-    """The source model with the queries of every site as outputs."""
-
-    session: InferenceSession = field(repr=False)
-    names: tuple[str, ...]  #: the queries of each site
-    maps: tuple[str, ...]  #: what pooled and flattened queries are made of
-    masks: tuple[str, ...] = ()  #: tensors that tell padding, but for those that are fed
-
-    def read(self, batch: Batch) -> tuple[dict[str, np.ndarray], int]:
-        """Queries, maps and masks of a batch, by name, and its rows, which the model's answers may have to tell."""
-        wanted = [*self.names, *self.maps, *self.masks]
-        told = [] if batch.rows is not None else [value.name for value in self.session.get_outputs()[:1]]
-        found = self._run([*told, *wanted], batch)
-        return dict(zip(wanted, found[len(told) :])), row_count(batch, found[: len(told)])
-
-    def valid(self, site: Site, batch: dict[str, Array], answers: dict[str, Array]) -> Array | None:
-        """Which positions (N, T) of a batch that was read are no padding at a site; None where it has no mask."""
-        if site.mask is None:
-            return None
-        tensor = tensor_of(site.mask)
-        return valid_positions(site.mask, batch[tensor] if tensor in batch else answers[tensor])
-
-    def queries(self, batch: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The queries (…, d) of each site for a batch that has been read before."""
-        return self._run(self.names, batch)
-
-    def _run(self, wanted: Sequence[str], batch: dict[str, np.ndarray]) -> list[np.ndarray]:
-        failed = "the model failed on the calibration data"
-        return run_batch(self.session, wanted, batch, failed, "check the shape and range of the data")
-
-
-def _query_reader(plan: Plan, sites: Sequence[Site], settings: Settings) -> QueryReader:
-    """The source model with the queries of each site as outputs, and the maps that are pooled or flattened."""
-    source = plan.source
-    graph = reading_graph(source)
-    chosen = selections(source, graph, sites, plan.heads, settings.candidates)
-    queries = []
-    for site in sites:
-        with graph.scope(f"{site.prefix}/query"):
-            made = read_queries(graph, source, site, chosen.get(site.output))
-            queries.append(graph.emit("Identity", made))
-    mapped = (site.query for site in sites if site.layout in (Layout.POOLED, Layout.FLAT) and not site.joined)
-    maps = list(dict.fromkeys(mapped))
-    masks = _computed_masks(source, sites)
-    names = [query.name for query in queries]
-    existing = {value.name for value in source.proto.graph.output}
-    new = [name for name in dict.fromkeys([*names, *maps, *masks]) if name not in existing]
-    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in new]
-    session = open_session(splice(source.proto, graph.to_proto(queries), outputs), source.label)
-    return QueryReader(session, tuple(names), tuple(maps), tuple(masks))
-
-
-def _computed_masks(source: SourceModel, sites: Sequence[Site]) -> list[str]:
-    """The tensors of masks that are not fed."""
-    fed = {spec.name for spec in source.inputs}
-    named = (tensor_of(site.mask) for site in sites if site.mask is not None)
-    return [name for name in dict.fromkeys(named) if name not in fed]
 
 
 def strange_queries(
@@ -294,7 +240,7 @@ class Collector:
         if feature_map is not None:
             self.map_shape = feature_map.shape[1:]
         if self.site.layout is Layout.POOLED and feature_map is not None:
-            positions = np.moveaxis(feature_map, self.site.axis, -1)
+            positions = feature_map.transpose(*self.site.others, self.site.axis)
             channels = positions.reshape(-1, self.width).astype(np.float32)
             channels = _unpadded(channels, positions, valid)
             self.channel_moments.add(channels[statistics.finite_rows(channels)])

@@ -9,10 +9,12 @@ import numpy as np
 from gapa_onnx.arrays import Array
 from gapa_onnx.data import Batch
 from gapa_onnx.data.strange import strange_batches
+from gapa_onnx.sessions.feeding import is_words
 from gapa_onnx.variance.masks import tensor_of, valid_positions
 
 MOST_ROWS = 500
 MOST_BYTES = 64 << 20
+MOST_WORDS = 1 << 14  # of texts, which a model runs on once for each kind of strangeness
 
 
 class KeptRows:
@@ -34,7 +36,8 @@ class KeptRows:
         cut = {name: array for name, array in batch.items() if array.ndim and len(array) == rows}
         self._constants = {name: array for name, array in batch.items() if name not in cut}
         size = sum(array.nbytes for array in cut.values()) / max(rows, 1)
-        most = max(1, min(MOST_ROWS, int(MOST_BYTES / max(size, 1))))
+        words = max((array.shape[1] for array in cut.values() if is_words(array)), default=0)
+        most = max(1, min(MOST_ROWS, int(MOST_BYTES / max(size, 1)), MOST_WORDS // max(words, 1)))
         for at in np.argsort(keys, kind="stable")[:most]:
             if len(self._rows) >= most and keys[at] >= self._rows[-1][0]:
                 break

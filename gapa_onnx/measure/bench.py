@@ -36,7 +36,7 @@ import onnx
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.data import Batch as FedBatch
-from gapa_onnx.data import ImageOptions
+from gapa_onnx.data import ImageOptions, Preparation, TextOptions, metadata, remembered
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure import profiling
 from gapa_onnx.measure.feeds import first_rows, made_up
@@ -136,6 +136,7 @@ def measure(
     rounds: int | None = None,
     parts: bool = True,
     images: ImageOptions | None = None,
+    text: TextOptions | None = None,
     progress: Progress = silent,
 ) -> Measurement | Refusal:
     """The cost ratio of a converted file to its source on one batch, with its control.
@@ -148,7 +149,7 @@ def measure(
         inputs up: normal numbers, zeros where whole numbers are wanted.
     rounds: of the first attempt, shared by several openings of the files; None takes a few seconds.
     parts: also tell where the time goes.
-    images: how images become inputs; what it leaves open, or all, as the file was calibrated.
+    images, text: how these become inputs; what is left open, or all, as the file was calibrated.
 
     Example
     -------
@@ -162,7 +163,8 @@ def measure(
     if data is None:
         feeds = made_up(original.inputs, batch)
     else:
-        feeds = first_rows(data, original, batch, images, require(emitted, "the second model").images)
+        before = remembered(require(emitted, "the second model"), metadata(emitted))
+        feeds = first_rows(data, original, batch, Preparation.of(images, text), before)
     _try(original.given, feeds, made=data is None)
     return measure_on(
         original.given,

@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,7 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.measure.agreement import Batch, Check, run
 from gapa_onnx.model.protos import duplicate
 from gapa_onnx.model.splice import reads
+from gapa_onnx.model.weights import Writer, array_of, is_outside
 from gapa_onnx.record import HeadRecord, Record
 
 NAME = "every part that varies has a variance"
@@ -111,10 +115,10 @@ def coverage(
     heads = record.heads
     found: dict[str, str] = {}
     rows: dict[str, int] = {}
-    changed = functools.cache(lambda: run(_with_other_weights(source), batches, level="all"))
+    changed = functools.cache(lambda: _changed_answers(source, batches))
     for output, head in heads.items():
-        if head.detection is not None:
-            text, rows[output] = _uncovered_candidates(head, answers)
+        if head.detection is not None or head.of_tokens:
+            text, rows[output] = _uncovered_few(output, head, answers)
             found |= {output: text} if text else {}
     for output in _judged_outputs(source, record):
         name = heads[output].outputs.get("var") if output in heads else None
@@ -146,8 +150,32 @@ def _judged_outputs(source: onnx.ModelProto, record: Record) -> list[str]:
         for name in (output, head.detection.boxes, head.detection.classes)
     }
     names = (value.name for value in source.graph.output)
-    left_out = {*spoken_for, *record.states, *alone}
+    leading = {output for output, head in record.heads.items() if head.of_tokens}
+    left_out = {*spoken_for, *record.states, *alone, *leading}
     return [name for name in names if name not in left_out]
+
+
+def _uncovered_few(output: str, head: HeadRecord, answers: Sequence[Batch]) -> tuple[str, int]:
+    """The same of a head that answers for candidates or leading tokens only, and how many rows that is by."""
+    return (
+        _uncovered_tokens(output, head, answers) if head.of_tokens else _uncovered_candidates(head, answers)
+    )
+
+
+def _uncovered_tokens(output: str, head: HeadRecord, answers: Sequence[Batch]) -> tuple[str, int]:
+    """Which tokens lead somewhere, vary and have no variance wherever they lead, in words; and how many rows there are."""
+    bare: set[int] = set()
+    covered: set[int] = set()
+    logits = [np.moveaxis(answer[output], head.axis or 0, -1) for answer in answers]
+    table = np.concatenate([np.reshape(part, (-1, part.shape[-1])) for part in logits])
+    for answer in answers:
+        tokens, var = answer[head.outputs["tokens"]], answer[head.outputs["token_var"]]
+        bare.update(np.unique(tokens[var == 0]).tolist())
+        covered.update(np.unique(tokens[var != 0]).tolist())
+    left = np.array(sorted(bare - covered), np.int64)
+    left = left[varying(table[:, left])]
+    text = f"tokens {_ranges(left)} of those that lead somewhere" if len(left) else ""
+    return text, sum(len(part) for part in logits)
 
 
 def _uncovered_candidates(head: HeadRecord, answers: Sequence[Batch]) -> tuple[str, int]:
@@ -275,9 +303,22 @@ def _ranges(indices: Iterable[int]) -> str:
 # ------------------------------------------------------------------ the source
 
 
-def _with_other_weights(source: onnx.ModelProto) -> onnx.ModelProto:
-    """The source with every weight a little larger: what does not change then depends on none."""
-    model = duplicate(source, _changed)
+def _changed_answers(source: onnx.ModelProto, batches: Sequence[Batch]) -> list[Batch]:
+    """What the source would answer if every weight were a little larger: what does not change depends on none."""
+    with tempfile.TemporaryDirectory(prefix="gapa-onnx-") as folder:
+        path = Path(os.path.realpath(folder), "changed.weights")
+        with open(path, "wb") as file:
+            model = _with_other_weights(source, Writer(file, str(path)))
+        return run(model, batches, level="all")
+
+
+def _with_other_weights(source: onnx.ModelProto, writer: Writer) -> onnx.ModelProto:
+    """The source with other weights; those outside it are written."""
+
+    def other(tensor: onnx.TensorProto) -> onnx.TensorProto:
+        return writer.put(_changed(tensor)) if is_outside(tensor) else _changed(tensor)
+
+    model = duplicate(source, other)
     for attribute in _attributes(model):
         if attribute.HasField("t"):
             attribute.t.CopyFrom(_changed(attribute.t))
@@ -303,7 +344,7 @@ def _changed(tensor: onnx.TensorProto) -> onnx.TensorProto:
     kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
     if len(tensor.dims) < 2 or not (np.issubdtype(kind, np.floating) or kind in (np.int8, np.uint8)):
         return tensor
-    array = onnx.numpy_helper.to_array(tensor)
+    array = array_of(tensor)
     changed = array ^ 1 if kind.kind in "iu" else (array * CHANGE).astype(array.dtype)
     return onnx.numpy_helper.from_array(changed, tensor.name)
 

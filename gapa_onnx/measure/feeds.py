@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data import Batch, ImageOptions, InputSpec, open_data
+from gapa_onnx.data import Batch, InputSpec, Preparation, Remembered, open_data
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import SourceModel
-from gapa_onnx.record import ImageRecord
 from gapa_onnx.sessions.feeding import feeding
 from gapa_onnx.sessions.inference import row_count
 from gapa_onnx.sessions.runtime import open_session
@@ -61,15 +60,15 @@ def first_rows(
     data: Any,
     source: SourceModel,
     rows: int,
-    images: ImageOptions | None = None,
-    calibrated: ImageRecord | None = None,
+    preparation: Preparation | None = None,
+    calibrated: Remembered | None = None,
 ) -> dict[str, Array]:
     """The first rows of the data, over and over until the batch is full; a whole batch where the model wants it as given."""
     if isinstance(data, Batch) and data.whole:
         return data
     _require_batch(source.inputs, rows)
     opened = open_session(source.given, source.label)
-    found = next(feeding(opened, open_data(data, source.inputs, images, rows, calibrated)).batches())
+    found = next(feeding(opened, open_data(data, source.inputs, preparation, rows, calibrated)).batches())
     if found.whole:
         return found
     given = row_count(found)

@@ -86,7 +86,7 @@ def node_groups(source: onnx.ModelProto, converted: onnx.ModelProto) -> dict[str
         name
         for head in (record.heads.values() if record else ())
         for role, name in head.outputs.items()
-        if role in ("var", "cov")
+        if role in ("var", "cov", "token_var")
     }
     groups = {}
     for node in reversed(added):

@@ -29,17 +29,29 @@ from gapa_onnx.measure.agreement import (
     Batch,
     Check,
     answer,
-    bit_equal,
     opened,
+    prints_of,
     run,
 )
+from gapa_onnx.measure.equality import bit_equal, fingerprints
 from gapa_onnx.record import Record, ScoreRecord, WitnessesRecord
 from gapa_onnx.sessions.runtime import first_line, library_path
 
 ROWS = 2  # of one question
 SUMS = 4  # units of rounding by which sums of a variance graph differ between optimisation levels, relative
 PROBABILITY_SLOPE = 1.0  # |Δp| ≤ 0.12 |Δv| / v for the bridge of one class, and so 1 is ample
-ROLES = ("var", "cov", "total_var", "score", "probs", "class_var", "box_var", "image_score", "seq_score")
+ROLES = (
+    "var",
+    "cov",
+    "token_var",
+    "total_var",
+    "score",
+    "probs",
+    "class_var",
+    "box_var",
+    "image_score",
+    "seq_score",
+)
 
 
 @dataclass(frozen=True)
@@ -47,9 +59,9 @@ class Questions:
     """What strangers ask: a few small batches, and the source's answers by optimisation level."""
 
     batches: tuple[Batch, ...]
-    expected: Mapping[str, Sequence[Batch]] = field(repr=False)
+    expected: Mapping[str, Sequence[Mapping[str, Any]]] = field(repr=False)  #: fingerprints
 
-    def answered(self, **expected: Sequence[Batch]) -> Questions:
+    def answered(self, **expected: Sequence[Mapping[str, Any]]) -> Questions:
         """With what the source answered at further levels."""
         return replace(self, expected={**self.expected, **expected})
 
@@ -69,10 +81,11 @@ def questions(source: onnx.ModelProto, batches: Sequence[Batch]) -> Questions:
     candidates, session = list(_asked(source, batches)), opened(source, level="basic")
     answers = [_answer(session, batch) for batch in candidates]
     asked = [batch for batch, answered in zip(candidates, answers) if answered]
-    found = [answered for answered in answers if answered]
+    found = fingerprints([answered for answered in answers if answered])
     if not asked:
-        asked, found = [batches[0]], [answer(session, batches[0])]
-    return Questions(tuple(asked), {"basic": found, "extended": run(source, asked, level="extended")})
+        asked, found = [batches[0]], fingerprints([answer(session, batches[0])])
+    del session, answers  # before the next one opens
+    return Questions(tuple(asked), {"basic": found, "extended": prints_of(source, asked, level="extended")})
 
 
 def _answer(session: InferenceSession, batch: Batch) -> Batch | None:

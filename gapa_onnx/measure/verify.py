@@ -12,15 +12,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.measure import strangers
-from gapa_onnx.measure.agreement import Batch, Check, Operators, bit_equal, run
+from gapa_onnx.measure.agreement import Batch, Check, Operators, prints_of, run
 from gapa_onnx.measure.candidates import candidate_scores
 from gapa_onnx.measure.coverage import coverage
+from gapa_onnx.measure.equality import bit_equal
 from gapa_onnx.model.splice import exposed as exposing
 from gapa_onnx.presence import require_described, require_outputs, require_promises, require_thresholds
 from gapa_onnx.record import HeadRecord, Record, require
@@ -53,7 +55,7 @@ def verify(
     exposed = exposing(converted, operators.tensors)
     asked = strangers.questions(source, batches)
     first, both = len(asked.batches), [*asked.batches, *batches]
-    before = {level: run(source, both, level=level) for level in ("none", "all")}
+    before = {level: prints_of(source, both, level=level) for level in ("none", "all")}
     native = run(exposed, both, level="none")
     optimised = run(converted, both, level="all")
     asked = asked.answered(**{level: answers[:first] for level, answers in before.items()})
@@ -80,7 +82,9 @@ def _require_described(record: Record, converted: onnx.ModelProto) -> None:
     require_promises(record, converted.graph)
 
 
-def _same_outputs(names: Sequence[str], before: Sequence[Batch], after: Sequence[Batch], level: str) -> Check:
+def _same_outputs(
+    names: Sequence[str], before: Sequence[Mapping[str, Any]], after: Sequence[Batch], level: str
+) -> Check:
     different = {n for old, new in zip(before, after) for n in names if not bit_equal(old[n], new[n])}
     detail = f"differs: {', '.join(sorted(different))}" if different else f"{len(names)} output(s)"
     return Check(f"source outputs bit-equal, optimisation {level}", not different, detail)
@@ -91,7 +95,7 @@ def _sound_answers(heads: Mapping[str, HeadRecord], answers: Sequence[Batch]) ->
     variances = {
         head.outputs[role]: output if role == "var" else head.outputs[role]
         for output, head in heads.items()
-        for role in ("var", "class_var", "box_var")
+        for role in ("var", "token_var", "class_var", "box_var")
         if role in head.outputs
     }
     scores = [head.outputs["score"] for head in heads.values() if head.score_only]

@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from gapa_onnx.arrays import Array
 
@@ -28,6 +29,15 @@ def constant_of(tensor: gs.Tensor) -> Array | None:
         for value in tensor.inputs[0].attrs.values():
             return np.asarray(value.values if isinstance(value, gs.Constant) else value)
     return None
+
+
+def numbers_of(tensor: gs.Tensor) -> Array | None:
+    """As `constant_of`, for what is read once: a large weight is not kept beside the model."""
+    held = tensor._values if isinstance(tensor, gs.Constant) else None
+    if isinstance(held, LazyValues):
+        numbers: Array = held.load()
+        return numbers
+    return constant_of(tensor)
 
 
 def constant_names(graph: gs.Graph, known: AbstractSet[str] = frozenset()) -> set[str]:

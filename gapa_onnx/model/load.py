@@ -16,15 +16,19 @@ import onnx
 import onnx.inliner
 import onnx_graphsurgeon as gs
 from google.protobuf.message import DecodeError
+from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import InputSpec
 from gapa_onnx.errors import UserError
+from gapa_onnx.model import weights
 from gapa_onnx.model.collector import collector_paused
 from gapa_onnx.model.constants import constant_names
 from gapa_onnx.model.order import in_order
 from gapa_onnx.model.protos import sha256
 from gapa_onnx.model.shapes import infer_shapes
+from gapa_onnx.model.tables import Tables
 from gapa_onnx.record import METADATA_KEY
 
 OLDEST_OPSET = 7  # before it, broadcasting was an attribute of each operator
@@ -52,6 +56,9 @@ class SourceModel:
     path: Path | None
     inputs: tuple[InputSpec, ...]  #: what has to be fed: initializers are not among them
     names: frozenset[str] = field(repr=False)  #: every name that the file uses
+    _scratch: weights.Scratch | None = field(
+        default=None, repr=False
+    )  #: of weights that came inside the file, as long as the model lives
     _views: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  #: see `once`
 
     @property
@@ -103,23 +110,42 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto) -> SourceModel:
             f"{_name(path)} uses opset {opset}; opsets {OLDEST_OPSET} and newer are supported",
             "raise it with onnx.version_converter.convert_version(model, 13)",
         )
+    digest = _hash(path) if path else sha256(given)
+    given, scratch = weights.put_outside(given)
     proto = _inline(in_order(given, _name(path)), path)
     if opset is None:
         proto, opset = _with_default_domain(proto), OPSET_WHERE_NONE
     inferred = infer_shapes(proto)
     G_LOGGER.severity = G_LOGGER.CRITICAL  # graphsurgeon prints to stdout, which is the user's
     with collector_paused():
-        graph = gs.import_onnx(inferred)
+        graph = _with_mapped_weights(gs.import_onnx(inferred))
     return SourceModel(
         given=given,
         proto=proto,
         graph=graph,
         opset=opset,
-        sha256=_hash(path) if path else sha256(given),
+        sha256=digest,
         path=path,
         inputs=_inputs(proto),
         names=frozenset(_all_names(proto.graph)),
+        _scratch=scratch,
     )
+
+
+class _Mapped(LazyValues):  # type: ignore[misc]
+    """The values of a weight that lies outside the model."""
+
+    def load(self) -> Array:
+        return weights.array_of(self.tensor)
+
+
+def _with_mapped_weights(graph: gs.Graph) -> gs.Graph:
+    """The same graph, whose constants are read from where they lie."""
+    for tensor in graph.tensors().values():
+        lazy = getattr(tensor, "_values", None)
+        if isinstance(lazy, LazyValues) and weights.is_outside(lazy.tensor):
+            tensor.values = _Mapped(lazy.tensor)
+    return graph
 
 
 def _name(path: Path | None) -> str:
@@ -132,7 +158,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
     if not path.exists():
         raise UserError(f"no such file: {path}", "check the path of the model")
     try:
-        proto = onnx.load(path)
+        proto = weights.read(path)
     except (DecodeError, ValueError) as error:
         raise UserError(
             f"{path} is not an ONNX file, or it is cut short", "export the model again"
@@ -144,6 +170,12 @@ def read_proto(path: Path) -> onnx.ModelProto:
     if not proto.HasField("graph"):
         raise UserError(f"{path} is not an ONNX file, or it is cut short", "export the model again")
     return proto
+
+
+def read_inputs(path: Path) -> tuple[InputSpec, ...]:
+    """What has to be fed to the model of a file, with the limits that its graph tells; weights that lie outside of the
+    file are not read."""
+    return _inputs(onnx.load(path, load_external_data=False))
 
 
 def _hash(path: Path) -> str:
@@ -178,6 +210,7 @@ def _with_default_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _inputs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:
     initializers = {tensor.name for tensor in proto.graph.initializer}
     initializers |= {tensor.values.name for tensor in proto.graph.sparse_initializer}
+    tables = Tables(proto.graph)
     specs = []
     for info in proto.graph.input:
         if info.name in initializers or not info.type.HasField("tensor_type"):
@@ -188,9 +221,8 @@ def _inputs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:
             shape = tuple(
                 d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
             )
-        specs.append(
-            InputSpec(info.name, np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)), shape)
-        )
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        specs.append(InputSpec(info.name, dtype, shape, tables.limits(info.name)))
     return tuple(specs)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
 
 import onnx
 from google.protobuf.message import Message
@@ -56,11 +55,3 @@ def sha256(model: onnx.ModelProto) -> str:
     for node in model.graph.node:
         digest.update(node.SerializeToString(deterministic=True))
     return digest.hexdigest()
-
-
-def save_with_external_data(model: onnx.ModelProto, path: Path) -> Path:
-    """Write a model whose weights lie in a second file beside it; returns that file's path."""
-    data = path.with_name(f"{path.name}.data")
-    external = duplicate(model)  # saving moves the data out of the model that it is given
-    onnx.save_model(external, path, save_as_external_data=True, location=data.name)
-    return data

@@ -9,9 +9,8 @@ from __future__ import annotations
 import onnx
 import onnxruntime as ort
 
-from gapa_onnx.model.protos import duplicate, is_large
+from gapa_onnx.model.opening import open_proto
 
-LARGE_TENSOR = 1 << 16  # bytes; smaller ones may be shapes or axes, whose values matter
 _KNOWN = {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training"}
 _TYPES = {
     "float": "FLOAT", "uint8": "UINT8", "int8": "INT8", "uint16": "UINT16", "int16": "INT16",
@@ -22,8 +21,6 @@ _TYPES = {
 
 def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of the model that declares types and shapes; the model itself where inference fails."""
-    if is_large(proto):
-        proto = duplicate(proto, _without_data)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except Exception:  # a model with odd annotations may still run: what is unknown is met later
@@ -39,16 +36,6 @@ def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
         _declare(copy.graph, answer)
         return copy
     return inferred
-
-
-def _without_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """A large initializer that says its type and shape only."""
-    if len(tensor.raw_data) < LARGE_TENSOR:
-        return tensor
-    declared = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    declared.data_location = onnx.TensorProto.EXTERNAL
-    declared.external_data.add(key="location", value="left out")
-    return declared
 
 
 def _is_inferred(node: onnx.NodeProto) -> bool:
@@ -79,8 +66,8 @@ def _asked_of_onnxruntime(model: onnx.ModelProto, names: list[str]) -> list[onnx
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # beyond 2 GB, or an operator that it lacks: what is unknown is met later
+        session = open_proto(model, options)
+    except Exception:  # an operator that it lacks: what is unknown is met later
         return []
     wanted = set(names)
     return [info for info in map(_info, session.get_outputs()) if info is not None and info.name in wanted]

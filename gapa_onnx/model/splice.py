@@ -59,7 +59,7 @@ def extract(
     model: onnx.ModelProto, outputs: Iterable[str], given: Iterable[onnx.ValueInfoProto] = ()
 ) -> onnx.ModelProto:
     """The part of a model that computes some of its tensors; those that are `given` become inputs."""
-    given = list(given)
+    given, outputs = list(given), list(outputs)
     known = {value.name for value in given}
     needed, nodes = set(outputs), []
     for node in reversed(model.graph.node):

@@ -11,20 +11,49 @@ from pathlib import Path
 import onnx
 
 from gapa_onnx.errors import UserError
-from gapa_onnx.model.protos import is_large, save_with_external_data
+from gapa_onnx.model import protos
+from gapa_onnx.model.protos import duplicate, is_large
+from gapa_onnx.model.weights import MOVED, Writer, inside, is_outside, place_of, relocated
+
+NEVER = 1 << 62
 
 
 def save(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model atomically: the same bytes for the same model, external data beyond 2 GB."""
-    if not is_large(model):
+    """Write a model atomically: the same bytes for the same model.
+
+    Weights that lie outside it go into a second file, as all do beyond 2 GB; those that were inside the source do not.
+    """
+    data = path.with_name(f"{path.name}.data")
+    places = [place_of(tensor) for tensor in model.graph.initializer if is_outside(tensor)]
+    if (
+        all(place.temporary for place in places)
+        and sum(place.length for place in places) < protos.LARGEST_PROTO
+    ):
+        model, places = inside(model), []
+    large = is_large(model)
+    if not places and not large:
         with replacing(path) as temporary:
             temporary.write_bytes(model.SerializeToString(deterministic=True))
         return
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        staged = Path(folder, path.name)
-        data = save_with_external_data(model, staged)
-        for file in (data, staged):  # the model comes last: it never stands there without its data
-            os.replace(file, path.parent / file.name)
+    if not large and {place.file for place in places} == {os.path.realpath(data)}:  # they are there
+        beside = relocated(model, {os.path.realpath(data): data.name})
+        with replacing(path) as temporary:
+            temporary.write_bytes(beside.SerializeToString(deterministic=True))
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            staged = Path(folder, path.name)
+            with open(staged.with_name(data.name), "wb") as file:
+                writer = Writer(file, data.name)
+                beside = duplicate(model, lambda tensor: writer.put(tensor, MOVED if large else NEVER))
+            staged.write_bytes(beside.SerializeToString(deterministic=True))
+            for name in (
+                data.name,
+                path.name,
+            ):  # the model comes last: it never stands there without its data
+                os.replace(Path(folder, name), path.parent / name)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", "choose another place") from error
 
 
 @contextlib.contextmanager

@@ -29,6 +29,8 @@ With the logits in descending order and ε_s the points (column r mod R for the 
 A row with a NaN gets NaN (its score only if the NaN is a variance); a mean below −1e30 counts as −1e30, a
 class that is ruled out.
 
+`GapaLeading` is for vocabularies: the k largest of C numbers, which heads are then computed for.
+
 This is the only module that knows these names. The numpy reference (`reference`), the standard-ops
 body (`function`) and the C++ kernel (runtime/src) are all tested against it.
 
@@ -180,5 +182,18 @@ CLASSES = OpSchema(
         Port("aleatoric", np.float32, ("…",), "what remains if the logits were known, ≥ 0"),
         Port("epistemic", np.float32, ("…",), "what knowing them would tell, ≥ 0"),
         Port("score", np.float32, ("…",), "mean variance"),
+    ),
+)
+
+LEADING = OpSchema(
+    "GapaLeading",
+    "",
+    (
+        Port("x", np.float32, ("…", "C"), "numbers, such as the logits of a vocabulary"),
+        Port("k", np.int64, ("1",), "how many are wanted, 1 ≤ k ≤ C"),
+    ),
+    (
+        Port("values", np.float32, ("…", "k"), "the largest in descending order; a NaN counts as infinite"),
+        Port("indices", np.int64, ("…", "k"), "where they are; the first of equal ones comes first"),
     ),
 )

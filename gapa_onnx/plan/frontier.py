@@ -69,6 +69,12 @@ class Frontier:
         leading_on = _Fronts(self.network, {}).before(every, every) if states and every else set()
         return {name: fronts[name] for name in states if fronts[name] <= leading_on}
 
+    def grows(self, state: str) -> bool:
+        """Whether a state is longer behind a call than in front of it: keys and values of an attention, whose last
+        part alone is new. What it is made of is certain again at the next call."""
+        own, before = self.source.tensors[state].shape, self.source.tensors[self._fed_as(state)[0]].shape
+        return any(isinstance(a, str) and isinstance(b, str) and a != b for a, b in zip(own, before))
+
     @functools.cached_property
     def _fronts(self) -> dict[str, Layers]:
         """The last layers of each output that holds features."""

@@ -63,7 +63,7 @@ def with_mask(source: SourceModel, site: Site, masks: Sequence[Mask]) -> Site:
     shape = _shape(source, site.query)
     if site.layout is Layout.FLAT or not masks:
         return site
-    if shape is not None and not site.is_last:
+    if shape is not None and not site.in_order:
         shape = [shape[axis] for axis in (*site.others, site.axis)]  # the axes in the order of `arrange`
     if site.layout is Layout.POOLED:  # the mean is written into the graph, so that axes must be known
         fits = shape is not None and len(shape) > 2

@@ -3,7 +3,8 @@
 role                              output        for
 var                               y_var         every output that a site reaches
 cov                               y_cov         covariance="full"
-probs, tokens                     y_probs …     classes
+probs                             y_probs       classes
+tokens, token_var                 y_tokens …    tokens: those with the largest logits, and the variances of these; `var` on request
 entropy, aleatoric, epistemic     y_entropy …   classes; the first is the sum of the others
 score, pvalue, ood                y_score …     how strange an input is, how rare that is, and whether too rare
 image_score, seq_score, …         y_seq_score … the same of a whole image or sequence whose positions have their own
@@ -87,7 +88,8 @@ def answer(
     if head.detector is not None:
         born = [(value, (prior or {}).get(name, 1.0)) for name, value in own.items()]
         return _detection(source, graph, head, variances, settings, born)
-    roles = {"var": variances[head.output]}
+    # Of a vocabulary only on request: all of it would take as much as the head itself.
+    roles = {} if _few_tokens(head, settings) else {"var": variances[head.output]}
     logits_var, factor = variances[head.logits], None
     if settings.covariance == "full":
         roles["cov"], roles["var"] = output_covariance(source, graph, sites, own, head.tensor)
@@ -117,6 +119,11 @@ def answer(
     flagged = with_flags(source, graph, head, scores, spread)
     found = Answer({**roles, **flagged.roles}, flagged.spread, scores=flagged.scores, promises=promises)
     return _with_sets(source, graph, head, found, settings) if labelled else found
+
+
+def _few_tokens(head: Head, settings: Settings) -> bool:
+    """Whether only the tokens with the largest logits have a variance."""
+    return head.task is Task.TOKENS and settings.top_k != "all"
 
 
 def _entropy_of(source: SourceModel, graph: VarianceGraph, head: Head) -> Callable[[], Value] | None:
@@ -312,10 +319,11 @@ def declare(output: onnx.ValueInfoProto, head: Head, role: str, value: Value) ->
     dims = list(tensor.shape.dim)
     if role == "cov":
         dims.append(dims[-1])
-    elif role in ("probs", "tokens") and head.task is Task.TOKENS and head.axis is not None:
+    elif role in ("probs", "tokens", "token_var") and head.task is Task.TOKENS and head.axis is not None:
         dims[head.axis] = onnx.TensorShapeProto.Dimension()
     elif role not in ("var", "probs", "set", "aleatoric_var", "total_var", "lower", "upper"):
-        dims = dims[:1] if head.axis is None else dims[: head.axis] + dims[head.axis + 1 :]
+        whole = head.axis is None or role.startswith(("image_", "seq_"))  # one number for a sample
+        dims = dims[:1] if whole else dims[: head.axis] + dims[(head.axis or 0) + 1 :]
     shape = onnx.TensorShapeProto(dim=dims)
     tensor.ClearField("shape")
     tensor.shape.CopyFrom(shape)

@@ -51,7 +51,7 @@ def find_sites(source: SourceModel, spec: str, task: str = "auto") -> tuple[Site
 def _auto(network: Network, task: str) -> list[Site]:
     """What goes into the last linear layers of each output, at its activation if only reshaping lies between,
     else the identity there. A state that is handed on has sites of its own only
-    where all others lie behind it. For a segmentation a map that tells about pixels stands for one that is pooled."""
+    where all others lie behind it, and none where it is a cache that grows. For a segmentation a map that tells about pixels stands for one that is pooled."""
     source, frontier = network.source, Frontier.of(network.source)
     sites, for_pixels = [], segmentations(source, task)
     for place, outputs in frontier.places.values():
@@ -60,6 +60,8 @@ def _auto(network: Network, task: str) -> list[Site]:
             last = site_for_pixels(network, last) or last
         sites.append(last)
     for state in frontier.states:
+        if sites and frontier.grows(state):
+            continue
         if not comes_from(source.tensors[state], {site.output for site in sites}):
             sites = [*(site_at(network, place) for place in frontier.places_of(state)), *sites]
     return sites

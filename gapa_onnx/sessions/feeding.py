@@ -8,7 +8,7 @@ by trying, and everything that runs a model over data asks here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ MEMORY = (
 INPUT_NUMBERS = (
     1 << 20
 )  # per batch: what a model computes on the way, which no output shows, grows with its inputs
+NUMBERS_OF_A_TOKEN = 512  # a whole number that is fed may be a word, which a model makes a vector of
+FEWEST_POSITIONS = 8  # that a text is cut to
 TENSORS_PER_OUTPUT = (
     3  # of a source, in the converted file: itself, its variance, and what a head makes of them
 )
@@ -41,6 +43,9 @@ class Feeding:
     size: int | None  #: rows of a batch; None: batches as they were given
     row_bytes: float  #: of one row and its answers
     counted: tuple[int, ...] = ()  #: rows of each batch as given, where that is known
+    texts: frozenset[str] = (
+        frozenset()
+    )  #: inputs (rows, positions) that the model also takes cut to their first positions
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
@@ -69,6 +74,17 @@ class Feeding:
             return
         for number, batch in enumerate(self.data.as_given()):
             batch.rows = self.counted[number] if number < len(self.counted) else None
+            yield batch
+
+    def verified(self, rows: int, least: int, most: float) -> Iterator[Batch]:
+        """Small batches, of at most so many rows and bytes of a row and its answers. Texts are cut to their first
+        positions where fewer than `least` rows would fit."""
+        fits = int(most / max(self.row_bytes, 1))
+        for batch in self.batches(max(1, least if self.texts and fits < least else min(rows, fits))):
+            length = max((batch[name].shape[1] for name in self.texts), default=0)
+            if fits < least and length > FEWEST_POSITIONS:
+                positions = int(length * most / (least * self.row_bytes))
+                batch = cut_texts(batch, self.texts, min(length, max(FEWEST_POSITIONS, positions)))
             yield batch
 
 
@@ -102,14 +118,47 @@ def _by_rows(session: InferenceSession, data: DataSource, copies: int) -> Feedin
     row_bytes = _row_bytes(one, answers, rows, copies)
     if data.batch_size is not None:
         return Feeding(data, data.batch_size, row_bytes)
-    numbers = sum(array.size for array in one.values()) / rows
+    numbers = (
+        sum(array.size * (NUMBERS_OF_A_TOKEN if is_words(array) else 1) for array in one.values()) / rows
+    )
     size = int(max(1, min(MOST_ROWS, INPUT_NUMBERS / max(1, numbers), MEMORY / max(1, row_bytes))))
     if size > 1:
         try:
             run_batch(session, None, next(iter(data.batches(2))))
         except UserError:
             size = 1
-    return Feeding(data, size, row_bytes)
+    return Feeding(data, size, row_bytes, texts=_texts(session, one, data.inputs))
+
+
+def _texts(session: InferenceSession, batch: Batch, inputs: Sequence[InputSpec]) -> frozenset[str]:
+    """The inputs of words, masks and the like that can be cut to fewer positions, as has been tried on a batch."""
+    free = {
+        spec.name
+        for spec in inputs
+        if spec.shape is not None and len(spec.shape) == 2 and not isinstance(spec.shape[1], int)
+    }
+    found = {
+        name: array.shape[1] for name, array in batch.items() if name in free and array.dtype.kind in "iub"
+    }
+    if len(set(found.values())) != 1 or max(found.values()) <= FEWEST_POSITIONS:
+        return frozenset()
+    names = frozenset(found)
+    try:
+        run_batch(session, None, cut_texts(batch, names, FEWEST_POSITIONS))
+    except UserError:
+        return frozenset()
+    return names
+
+
+def cut_texts(batch: Batch, texts: Collection[str], positions: int) -> Batch:
+    """A batch whose texts end after so many positions."""
+    cut = {name: array[:, :positions] if name in texts else array for name, array in batch.items()}
+    return Batch(cut, batch.rows, batch.whole, batch.constants)
+
+
+def is_words(array: Array) -> bool:
+    """Whether an input may hold words by their numbers: (rows, positions) of whole numbers that are no bytes."""
+    return array.ndim == 2 and array.dtype.kind == "i" and array.dtype.itemsize >= 4
 
 
 def _rows_are_samples(session: InferenceSession, data: DataSource) -> bool:

@@ -18,20 +18,21 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.data import Batch, InputSpec
 from gapa_onnx.errors import UserError
 from gapa_onnx.record import METADATA_KEY, Record, parse
-from gapa_onnx.sessions.runtime import first_line, session, session_options
+from gapa_onnx.sessions.runtime import first_line, open_session, register_or_say, session, session_options
 
 
 def open_model(
     model: str | os.PathLike[str] | onnx.ModelProto, *, portable: bool = False, threads: int = 0
 ) -> ort.InferenceSession:
     """A session of a converted file, or of any other model; `portable` leaves the native library out."""
-    if isinstance(model, onnx.ModelProto):
-        given, label = model.SerializeToString(), "the model"
-    else:
-        if not Path(model).is_file():
-            raise UserError(f"no such file: {model}", "check the path of the model")
-        given, label = os.fspath(model), os.fspath(model)
     options = session_options(threads=threads)
+    if isinstance(model, onnx.ModelProto):
+        if not portable:
+            register_or_say(options)
+        return open_session(model, "the model", options)
+    if not Path(model).is_file():
+        raise UserError(f"no such file: {model}", "check the path of the model")
+    given = label = os.fspath(model)
     try:
         if portable:
             return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])

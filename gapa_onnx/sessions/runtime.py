@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +13,8 @@ import onnxruntime as ort
 
 from gapa_onnx import __path__ as PACKAGE_FOLDERS
 from gapa_onnx.errors import UserError
-from gapa_onnx.model.protos import is_large, save_with_external_data
+from gapa_onnx.model.load import read_proto
+from gapa_onnx.model.opening import open_proto
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
 
 LIBRARY_VARIABLE = "GAPA_ONNX_LIBRARY"
@@ -57,6 +57,20 @@ def register(options: ort.SessionOptions) -> bool:
     return True
 
 
+def register_or_say(options: ort.SessionOptions) -> bool:
+    """Register the native library; where there is none, say once what runs instead."""
+    global _said_portable
+    native = register(options)
+    if not native and not _said_portable:
+        _said_portable = True
+        old = f"onnxruntime {ort.__version__} is too old for the native library"
+        reason = "the native library is missing" if library_path() is None else old
+        warnings.warn(
+            f"{reason}: running the portable function, which is slower", RuntimeWarning, stacklevel=3
+        )
+    return native
+
+
 def session(
     path: str | os.PathLike[str] | bytes,
     options: ort.SessionOptions | None = None,
@@ -69,22 +83,14 @@ def session(
     Without it the file runs all the same, by the standard operators inside; that is said once. `k` lowers
     the number of neighbours that its operators use; where a file has fewer, these stay.
     """
-    global _said_portable
     options = options or ort.SessionOptions()
     if k is not None:
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise UserError(f"k must be a whole number of neighbours, at least 1, not {k!r}", "leave it out")
         options.add_session_config_entry(NEIGHBOURS_ENTRY, str(k))
-    native = register(options)
-    if not native and not _said_portable:
-        _said_portable = True
-        old = f"onnxruntime {ort.__version__} is too old for the native library"
-        reason = "the native library is missing" if library_path() is None else old
-        warnings.warn(
-            f"{reason}: running the portable function, which is slower", RuntimeWarning, stacklevel=2
-        )
+    native = register_or_say(options)
     if k is not None and not native:
-        model = onnx.load_from_string(path) if isinstance(path, bytes) else onnx.load(os.fspath(path))
+        model = onnx.load_from_string(path) if isinstance(path, bytes) else read_proto(Path(path))
         lower_neighbours(model, k)
         return open_session(model, "the model", options, providers)
     source = path if isinstance(path, bytes) else os.fspath(path)
@@ -144,12 +150,7 @@ def open_session(
     options = options or session_options()
     providers = providers or ["CPUExecutionProvider"]
     try:
-        if not is_large(model):
-            return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
-        with tempfile.TemporaryDirectory(prefix="gapa-onnx-") as folder:
-            path = Path(folder) / "model.onnx"
-            save_with_external_data(model, path)
-            return ort.InferenceSession(str(path), options, providers=providers)
+        return open_proto(model, options, providers)
     except Exception as error:  # onnxruntime has no common base class for its errors
         message = f"onnxruntime cannot load {label}: {first_line(error)}"
         raise UserError(message, "check that the model runs by itself") from error

@@ -19,6 +19,7 @@ from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration
+from gapa_onnx.fit.resuming import resumed
 from gapa_onnx.model.splice import extract
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.sessions.feeding import Feeding
@@ -76,7 +77,8 @@ def take_in(
     Where the model wants batches of one size, other rows may be among them; these have no truth in this part.
     """
     names = [name for site in template.places for name in (site.share, site.queries)]
-    run = FileRun(template, Numbers(calibration.fits), names)
+    later = resumed(template.plan)
+    run = FileRun(template, Numbers(calibration.fits), [*names, *later])
     fed, sample = fed_like(calibration, held), LeftOutSample()
     done, total = 0, max(int(part.sum()), 1)
     for positions, inputs, _ in chosen_rows(fed, fed.batch_rows, part.astype(np.uint8)):
@@ -84,7 +86,10 @@ def take_in(
         shares = {site.output: found[site.share] for site in template.places}
         queries = {site.output: found[site.queries] for site in template.places}
         kept = queries if Purpose.NOISE in purposes else {}
-        sample.add(purposes, LeftOutBatch(positions, dict(inputs), shares, kept))
+        sample.add(
+            purposes,
+            LeftOutBatch(positions, {**inputs, **{name: found[name] for name in later}}, shares, kept),
+        )
         done += len(positions)
         progress("reading held-out rows", min(1.0, done / total))
     return sample

@@ -55,7 +55,7 @@ class LeftOutBatch:
     """Some left-out rows: their positions in the data, the model's inputs, and shares and queries of the sites."""
 
     positions: Array  #: (n,)
-    inputs: Batch
+    inputs: Batch  #: also the tensors from which on the model is run again, see `resuming`
     shares: dict[str, Array]  #: by the output of the site, in the shape of the operator's answer
     queries: dict[str, Array]  #: the same for what the operator reads
 
@@ -113,14 +113,15 @@ def leave_out(
     fed = replace(calibration.fed, data=data)
     by_sample = any(fit.site.chosen for fit in calibration.fits)
     for positions, inputs, of in chosen_rows(fed, 1 if by_sample else fed.batch_rows, wanted):
-        queries = calibration.reader.queries(inputs)
+        queries, behind = calibration.reader.resuming(inputs)
         places = calibration.places
         by_site = {fit.site.output: fit.as_compared(rows) for fit, rows in zip(places, queries)}
         shares = {fit.site.output: left_out_share(fit, by_site[fit.site.output]) for fit in places}
         kept = by_site if Purpose.NOISE in of else {}
-        sample.add(of, LeftOutBatch(positions, inputs, shares, kept))
+        sample.add(of, LeftOutBatch(positions, {**inputs, **behind}, shares, kept))
         done += len(positions)
         progress("leaving rows out", min(1.0, done / max(total, 1)))
+    calibration.reader.rest()
     return sample
 
 

@@ -4,6 +4,7 @@
     weigh       several sites: factors of τ and A, so that each counts in the score
     scale       targets given: τ of all sites, by how far predictions are off
     temperature labels given: of the logits, and τ of all sites
+    restrain    none given: τ of all sites, so that predictions lose next to nothing
     rank        the scores of ordinary inputs, and the level of flags
     noise       targets given: σ²(h) of the targets, from residuals beside the left-out variance
     promises    targets or labels given: sets, intervals and deferral, counted on rows of their own
@@ -32,6 +33,7 @@ from gapa_onnx.settle.left_out import FROM_TRUTH, LeftOutSample, Purpose, leave_
 from gapa_onnx.settle.noise import fit_noise
 from gapa_onnx.settle.promises import Counting, with_promises
 from gapa_onnx.settle.ranking import gauged, ranked, ranked_by_held_out, tensors_of_scores
+from gapa_onnx.settle.restraint import restrained
 from gapa_onnx.settle.scaling import scaled_by_targets
 from gapa_onnx.settle.tail import Tail
 from gapa_onnx.settle.temperature import tempered
@@ -64,6 +66,7 @@ def settle(
     if held is not None:
         numbers = _scaled(template, fitting, numbers, tail, settings, held, progress)
     if Purpose.SCORES in purposes:
+        numbers = _held_back(template, sample, numbers, settings, held)
         same = set(scored) <= set(tail.wanted) and not numbers.promises
         by_score = tail if same else Tail(template, scored, numbers)
         numbers = ranked(template, sample, numbers, by_score, settings)
@@ -96,6 +99,14 @@ def _scaled(
     return tempered(
         template, sample, numbers, labels, bridge=settings.bridge, scaled=scaled, progress=progress
     )
+
+
+def _held_back(
+    template: Template, sample: LeftOutSample, numbers: Numbers, settings: Settings, held: HeldOut | None
+) -> Numbers:
+    """τ as large as predictions allow, unless it was given, or labels have found it."""
+    found = settings.scale != "loo" or (held is not None and held.labels)
+    return numbers if found else restrained(template, sample, numbers)
 
 
 def _samples(

@@ -1,5 +1,7 @@
 """Run the part of a template behind its sites, with shares, amplitudes and half-way points as inputs.
 
+A large model is run from its sites on (`resuming`), any other from its own inputs.
+
 So it can be run for any τ and A without being written again.
 """
 
@@ -15,6 +17,7 @@ from gapa_onnx.emit.emit import numbered
 from gapa_onnx.emit.numbers import Numbers, head_tensors, site_tensors
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.fit.calibrate import SiteFit
+from gapa_onnx.fit.resuming import resumed
 from gapa_onnx.model.splice import extract, splice
 from gapa_onnx.sessions.inference import run_batch
 from gapa_onnx.sessions.runtime import open_session, session_options
@@ -35,13 +38,14 @@ class Tail:
         self._session: InferenceSession | None = None
         if not self.wanted:  # shares may be all that a score is made of
             return
-        parameters = {name for site in template.sites for name in (site.half_way, site.amplitude)}
+        parameters = {name for site in template.sites for name in (site.half_way, site.lift, *site.multiples)}
         shapes: dict[str, list[int] | None] = {
             tensor.name: list(tensor.dims)
             for tensor in template.additions.initializer
             if tensor.name in parameters
         }
         shapes |= {place.share: None for place in template.places}
+        shapes |= {name: None for name in resumed(template.plan) if name not in self.wanted}
         given = [
             onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
             for name, shape in shapes.items()

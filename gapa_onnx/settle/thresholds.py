@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gapa_onnx.data import DataSource, ImageOptions, InputSpec, open_data
+from gapa_onnx.data import (
+    DataSource,
+    ImageOptions,
+    InputSpec,
+    Preparation,
+    TextOptions,
+    metadata,
+    open_data,
+    remembered,
+)
 from gapa_onnx.emit.emit import attach, put_tensor
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import read_proto
@@ -72,6 +81,7 @@ def set_threshold(
     output: str | None = None,
     out: str | os.PathLike[str] | None = None,
     images: ImageOptions | None = None,
+    text: TextOptions | None = None,
     batch_size: int | None = None,
 ) -> tuple[Threshold, ...]:
     """Move the threshold of a converted file; nothing else in it changes.
@@ -83,7 +93,7 @@ def set_threshold(
     data: held-out inputs to take the quantiles over, in place of the calibration's own.
     output: which output's; all that have a score unless given.
     out: where to write; the file itself unless given.
-    images: how images become inputs; what it leaves open, or all, as the file was calibrated.
+    images, text: how these become inputs; what is left open, or all, as the file was calibrated.
     batch_size: rows to run the file on at a time; as many as fit well into memory unless given.
     """
     path = Path(path)
@@ -96,7 +106,13 @@ def set_threshold(
             model,
             record,
             scores,
-            lambda inputs: open_data(data, inputs, images, batch_size, calibrated=record.images),
+            lambda inputs: open_data(
+                data,
+                inputs,
+                Preparation.of(images, text),
+                batch_size,
+                calibrated=remembered(record, metadata(model)),
+            ),
         )
     heads = dict(record.heads)
     for (name, role), score in scores.items():

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.model.constants import can_be_repeated
 from gapa_onnx.model.nodes import names_read
 from gapa_onnx.variance.builder import GraphBuilder
@@ -46,6 +47,8 @@ class VarianceGraph(GraphBuilder):
         self._read_instead = read_instead or {}
         self._source_constants = constants
         self._constants = set(constants)
+        #: initializers that are a vector times a number which is still open, by name: whose number, and the vector
+        self.multiples: dict[str, tuple[str, Array]] = {}
 
     def tensor(self, name: str, dtype: DType) -> Value:
         """A tensor of the source graph, or the one that is read instead of it."""
@@ -65,6 +68,22 @@ class VarianceGraph(GraphBuilder):
         name = self.unique(name)
         self._tensors[name] = gs.Constant(name, array)
         return Value(self, self._tensors[name], array.dtype, is_constant=True)
+
+    def multiple(self, vector: Array, name: str, of: Value | None = None, dtype: DType = np.float32) -> Value:
+        """An initializer that is a vector (float64) times a number that is still open: its own, or the one of
+        another such initializer, which it follows from."""
+        value = self._initializer(np.asarray(vector, dtype), name)
+        whose = value.name if of is None else self.multiples[of.name][0]
+        self.multiples[value.name] = (whose, vector)
+        return value
+
+    def multiples_of(self, name: str) -> dict[str, Array]:
+        """The vectors of all such initializers that have the number of this one, by name."""
+        return {own: vector for own, (whose, vector) in self.multiples.items() if whose == name}
+
+    def vector_of(self, value: Value) -> Array | None:
+        """The vector that such an initializer is a multiple of."""
+        return self.multiples[value.name][1] if value.name in self.multiples else None
 
     def _next_name(self, op_type: str) -> str:
         """The next number of the scope."""

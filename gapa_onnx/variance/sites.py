@@ -53,11 +53,18 @@ class Site:
     standardised: bool = (
         False  #: queries are compared in units of the standard deviation of each of their numbers
     )
+    samples: int = 0  #: the axis of samples, where a witness is pooled: that of time may come before it
 
     @property
     def others(self) -> list[int]:
-        """The axes of the query tensor that are not that of the features."""
-        return [axis for axis in range(self.axes) if axis != self.axis]
+        """The axes of the query tensor that are not that of the features, that of the samples first."""
+        rest = [axis for axis in range(self.axes) if axis not in (self.axis, self.samples)]
+        return rest if self.samples == self.axis else [self.samples, *rest]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the axis of the samples is the first, and that of the features the last."""
+        return self.samples == 0 and self.is_last
 
     @property
     def is_last(self) -> bool:
@@ -149,8 +156,8 @@ def _arranged(
     if site.layout is Layout.POSITIONS and not site.is_last:
         tensor = graph.emit("Transpose", tensor, perm=[*site.others, site.axis])
     elif site.layout is Layout.POOLED and site.axes > 2 and valid is not None:
-        last = tensor if site.is_last else graph.emit("Transpose", tensor, perm=[*site.others, site.axis])
-        tensor = pooled(graph, last, valid, site.axes)
+        turned = tensor if site.in_order else graph.emit("Transpose", tensor, perm=[*site.others, site.axis])
+        tensor = pooled(graph, turned, valid, site.axes)
     elif site.layout is Layout.POOLED and site.axes > 2:
         tensor = _mean_over_positions(graph, site, tensor)
     if selection is not None:
@@ -181,6 +188,6 @@ def restore(graph: VarianceGraph, site: Site, share: Value, selection: Selection
 def _mean_over_positions(graph: VarianceGraph, site: Site, tensor: Value) -> Value:
     """(n, d). Behind a convolution onnxruntime keeps maps in blocks of channels, which GlobalAveragePool reads as
     they are; it knows no other axis."""
-    if site.axis == 1:
+    if site.axis == 1 and site.samples == 0:
         return graph.emit("Flatten", graph.emit("GlobalAveragePool", tensor), axis=1)
-    return graph.reduce("ReduceMean", tensor, [axis for axis in site.others if axis], keepdims=False)
+    return graph.reduce("ReduceMean", tensor, site.others[1:], keepdims=False)

@@ -6,6 +6,7 @@ form that takes less work than the tensor itself, which is written only if somet
     Scaled      s · p               one number per query times a vector that follows from constants
     Upsampled   s spread by a transposed convolution of one channel
     Partial     variances of some parts of an axis; the other parts are certain
+    Wide        v · w² of a layer with so many outputs that only some of them may be wanted
 """
 
 from __future__ import annotations
@@ -306,3 +307,31 @@ class Partial(Deferred):
         if isinstance(other, Value):
             return super().__mul__(other)
         return self if _is(other, 1) else self.each(lambda start, end, var: var * other)
+
+
+class Wide(Deferred):
+    """v · w²: behind a layer with many outputs, of which single ones can be had without the others.
+
+    Parameters
+    ----------
+    var: (…, inputs) in front of the layer.
+    inputs: how many these are.
+    some: (graph, v (inputs,), indices (k,)) -> the variances (k,) of these outputs, emitted into that graph.
+    whole: emits all of them.
+    """
+
+    __slots__ = ("var", "inputs", "some", "whole")
+
+    var: Value
+    inputs: int
+    some: Callable[[Any, Value, Value], Value]
+    whole: Callable[[], Value]
+
+    def __init__(
+        self, var: Value, inputs: int, some: Callable[[Any, Value, Value], Value], whole: Callable[[], Value]
+    ):
+        super().__init__(var.graph, var.dtype)
+        _fix(self, var=var, inputs=inputs, some=some, whole=whole)
+
+    def write(self) -> Value:
+        return self.whole()

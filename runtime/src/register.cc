@@ -11,6 +11,7 @@
 #include "gapa/ort_abi.h"
 #include "gapa_activation/schema.h"
 #include "gapa_classes/schema.h"
+#include "gapa_leading/schema.h"
 #include "operator.h"
 #include "status.h"
 
@@ -79,6 +80,7 @@ struct RegisteredOp : ort::CustomOp {
 std::vector<OpSchema> schemas(int64_t most_neighbours) {
   std::vector<OpSchema> all = activation_schemas();
   all.push_back(classes_schema());
+  all.push_back(leading_schema());
   for (OpSchema& schema : all) schema.most_neighbours = most_neighbours;
   return all;
 }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from gapa_onnx.data import ImageOptions, InputSpec, open_data
+from gapa_onnx.data import ImageOptions, InputSpec, Preparation, open_data
 from gapa_onnx.errors import UserError
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -482,11 +482,11 @@ def test_images_channels_first_scaled_and_normalised(tmp_path):
     got = joined(tmp_path, (IMAGE,))["image"]
     np.testing.assert_allclose(got, expected, rtol=0, atol=2**-24)  # half a float32 ulp at 1
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    got = joined(tmp_path, (IMAGE,), images=ImageOptions(mean, std))["image"]
+    got = joined(tmp_path, (IMAGE,), preparation=Preparation(ImageOptions(mean, std)))["image"]
     expected_normal = (expected - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
     # three roundings of numbers <= 1 before the division by 0.22, one of a number < 4 after it
     np.testing.assert_allclose(got, expected_normal, rtol=0, atol=4 * 2**-24 / 0.224 + 4 * 2**-24)
-    got = joined(tmp_path, (IMAGE,), images=ImageOptions((0.5,), (0.5,)))["image"]
+    got = joined(tmp_path, (IMAGE,), preparation=Preparation(ImageOptions((0.5,), (0.5,))))["image"]
     np.testing.assert_allclose(got, expected * 2 - 1, rtol=0, atol=4 * 2**-24)
     assert open_data(tmp_path, (IMAGE,)).rows == 3
     assert open_data(tmp_path, (IMAGE,)).description == "folder of 3 images"
@@ -792,10 +792,10 @@ def test_a_generator_that_failed_fails_again():
     ],
 )
 def test_image_options_are_checked(options, words, tmp_path):
-    message = refusal(image_folder(tmp_path), (IMAGE,), images=options)
+    message = refusal(image_folder(tmp_path), (IMAGE,), preparation=Preparation(options))
     assert all(word in message for word in words)
     pixels = InputSpec("image", np.uint8, (1, 3, 8, 6))
-    message = refusal(tmp_path, (pixels,), images=ImageOptions(mean=(0.5,)))
+    message = refusal(tmp_path, (pixels,), preparation=Preparation(ImageOptions(mean=(0.5,))))
     assert "do not apply" in message
 
 

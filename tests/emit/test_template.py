@@ -125,7 +125,9 @@ def test_every_parameter_is_an_initializer_of_the_additions():
     made = steps(noisy_net(), {"x": x}, choices)
     template = rewrite(made.plan, made.calibration, choices, targets={"y"})
     held = {tensor.name for tensor in template.additions.initializer}
-    names = [name for site in template.sites for name in (site.half_way, site.amplitude)]
+    names = [
+        name for site in template.sites for name in (site.half_way, *site.multiples) if name != site.amplitude
+    ]
     tables = [score.table for score in template.scores.values()]
     names += [name for table in tables for name in (table.scores, table.largest, table.count, table.level)]
     names += [name for gauge in template.gauges for name in (gauge.centre, gauge.slope)]

@@ -16,7 +16,7 @@ from support.answering_models import EMPTY_RECORD, Answering, answering, write_r
 from typer.testing import CliRunner
 
 from gapa_onnx.cli.evaluate import evaluate as command
-from gapa_onnx.data import ImageOptions, InputSpec
+from gapa_onnx.data import ImageOptions, InputSpec, Preparation
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure import bench
 from gapa_onnx.measure.evaluation.answers import open_converted
@@ -524,10 +524,10 @@ def test_rows_left_out_anywhere_cannot_be_matched(rng, tmp_path):
     model = answering(tmp_path / "c.onnx", class_answers(rng, 20), CLASS_HEAD, batch=5)
     opened = open_converted(model.path)
     opened.require_matching(
-        np.zeros(22), opened.open_data({"x": np.zeros((22, model.data["x"].shape[1]))}, ImageOptions()), 20
+        np.zeros(22), opened.open_data({"x": np.zeros((22, model.data["x"].shape[1]))}, Preparation()), 20
     )
     free = replace(opened, inputs=(InputSpec("x", np.float32, (5, None)),))
-    data = free.open_data({"x": np.zeros((22, model.data["x"].shape[1]))}, ImageOptions())
+    data = free.open_data({"x": np.zeros((22, model.data["x"].shape[1]))}, Preparation())
     with pytest.raises(UserError, match="20 of 22 labelled rows") as caught:
         free.require_matching(np.zeros(22), data, 20)
     assert caught.value.hint == "give a multiple of 5 rows"

@@ -17,8 +17,9 @@ from support.paths import ROOT, SHARED
 
 import gapa_onnx
 from gapa_onnx.errors import UserError
-from gapa_onnx.op.classes import classes_body
+from gapa_onnx.op import contract
 from gapa_onnx.op.contract import CLASSES, DOMAIN, VERSION
+from gapa_onnx.op.heads import OF_HEADS
 from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points, reference
 from gapa_onnx.plan.heads.points import COARSE, FINE, LEADING, TABLE_COLUMNS, Points, grid, latin, samples
@@ -98,7 +99,8 @@ class Case:
             for role, value in values.items()
         ]
         nodes = [*source, *added.node]
-        functions = [classes_body(opset)] if any(node.op_type == CLASSES.name for node in nodes) else []
+        called = {node.op_type for node in nodes}
+        functions = [body_of(opset) for name, body_of in OF_HEADS.items() if name in called]
         domains = [helper.make_opsetid("", opset), *[helper.make_opsetid(DOMAIN, VERSION)] * len(functions)]
         model = helper.make_model(
             helper.make_graph(nodes, "heads", inputs, outputs, list(added.initializer)),
@@ -110,7 +112,7 @@ class Case:
         return model
 
     def open_shape(self, role: str) -> list[None]:
-        return [None] * (len(self.shape) - (role not in ("probs", "tokens")))
+        return [None] * (len(self.shape) - (role not in ("probs", "tokens", "token_var")))
 
     def session(self, opset: int = 17, *, optimise: bool = True) -> ort.InferenceSession:
         options = session_options(optimise=optimise, threads=1)
@@ -135,7 +137,9 @@ def expected(case: Case, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     tokens = case.task is Task.TOKENS
     found: dict[str, np.ndarray] = {}
     if tokens:
-        found["tokens"], mean, var = reference.leading(mean, var, case.axis, case.options.top_k)
+        top_k = case.options.leading(mean.shape[case.axis])
+        found["tokens"], mean, var = reference.leading(mean, var, case.axis, top_k)
+        found["token_var"] = var
     parts = reference.split(mean, var, case.axis, case.points, case.link, factor=feeds.get("f"))
     found["probs"] = reference.bridge(mean, var, case.axis, case.link, case.options.bridge)
     found |= {part: getattr(parts, part) for part in PARTS}
@@ -235,7 +239,7 @@ def test_a_softmax_head_is_one_operator(name: str, opset: int) -> None:
     assert list(node.output) == [first, *(f"y_{role}" for role in ROLES[1:])]
     assert node.input[3] == f"{case.head.output}/classes/points"
     others = {
-        "tokens": ["TopK", "GatherElements", "GatherElements", "TopK"],
+        "tokens": [contract.LEADING.name, "GatherElements", "TopK"],
         "half": ["Cast", "Shape", "Reshape", "Cast"],
         "behind softmax": ["Softmax"],
     }

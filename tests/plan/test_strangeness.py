@@ -18,19 +18,27 @@ from gapa_onnx.record import read
 EPS = float(np.finfo(np.float32).eps)
 #: What is added up, as the page of the file format has it: least number, and what becomes of z.
 ADDED = {
-    LAST: (1e-12, lambda z: z),
-    EARLIER: (1e-12, lambda z: np.logaddexp(0, 4 * (z - 1))),
-    ENTROPY: (1e-7, lambda z: 0.5 * np.logaddexp(0, 2 * z)),
+    LAST: (1e-12, lambda z: z / 2),
+    EARLIER: (1e-12, lambda z: np.logaddexp(0, 4 * (z - 1.25))),
+    ENTROPY: (1e-7, lambda z: 0.25 * np.logaddexp(0, 2 * z)),
 }
+
+
+def z_of(ordinary: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Numbers (n,) on the scale of ordinary ones: 0 at their median, 1 at their quantile .95."""
+    median = np.median(ordinary)
+    return (numbers - median) / max(np.quantile(ordinary, 0.95) - median, 0.05)
 
 
 def by_definition(kind, ordinary: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """What numbers (n, columns) add to a score, (n,), with medians and quantiles of ordinary ones (m, columns)."""
     least, bent = ADDED[kind]
     logs, known = np.log(np.maximum(numbers, least)), np.log(np.maximum(ordinary, least))
-    median = np.median(known, axis=0)
-    unit = np.maximum(np.quantile(known, 0.95, axis=0) - median, 0.05)
-    return bent((logs - median) / unit).sum(axis=1)
+    columns = range(logs.shape[1])
+    z, of_known = (
+        np.mean([z_of(known[:, c], part[:, c]) for c in columns], axis=0) for part in (logs, known)
+    )
+    return bent(z_of(of_known, z) if len(columns) > 1 else z)
 
 
 def drawn(rows: int, columns: int, seed: int) -> np.ndarray:
@@ -47,12 +55,13 @@ def with_ends(numbers: np.ndarray) -> np.ndarray:
     return changed
 
 
+@pytest.mark.parametrize("columns", [1, 2, 4])
 @pytest.mark.parametrize("kind", [LAST, EARLIER, ENTROPY], ids=["last", "earlier", "entropy"])
-def test_a_gauge_is_its_definition(kind):
+def test_a_gauge_is_its_definition(kind, columns):
     ordinary, numbers = (
-        array.astype(np.float64) for array in (drawn(500, 3, 0), with_ends(drawn(200, 3, 1)))
+        array.astype(np.float64) for array in (drawn(500, columns, 0), with_ends(drawn(200, columns, 1)))
     )
-    gauge = Gauge(kind, ("a", "b", "c"), "centre", "slope")
+    gauge = Gauge(kind, tuple("abcd"[:columns]), "centre", "slope")
     found = gauge(numbers, *gauge.fitted(ordinary))
     np.testing.assert_allclose(found, by_definition(kind, ordinary, numbers), rtol=1e-12, atol=1e-12)
 
@@ -64,8 +73,10 @@ def test_what_is_no_number_has_no_part_in_a_scale():
     np.testing.assert_array_equal(gauge.fitted(holes), gauge.fitted(ordinary))
     centre, slope = gauge.fitted(np.full((3, 2), np.nan))
     assert np.isfinite(centre).all() and (slope > 0).all()
-    centre, slope = gauge.fitted(np.full((50, 2), 0.25))  # all alike: a unit of 0.05
-    np.testing.assert_allclose(slope, 4 / 0.05)
+    centre, slope = gauge.fitted(
+        np.full((50, 2), 0.25)
+    )  # all alike: units of 0.05, of each and of their mean
+    np.testing.assert_allclose(slope, 4 / (2 * 0.05 * 0.05))
 
 
 @pytest.mark.parametrize("places", [1, 2, 4])
@@ -119,7 +130,8 @@ def test_a_score_grows_with_each_of_its_numbers(column):
     scales = [gauge.fitted(ordinary[:, slot]) for gauge, slot in zip(gauges, slots)]
 
     def score(numbers):
-        return sum(g(numbers[:, slot], *scale) for g, slot, scale in zip(gauges, slots, scales))
+        parts = [g(numbers[:, slot], *scale) for g, slot, scale in zip(gauges, slots, scales)]
+        return parts[0] + parts[1] + parts[2]
 
     rising = np.median(ordinary, axis=0) * np.ones((300, 1))
     start = ordinary[:, column].min() if column == 0 else np.quantile(ordinary[:, column], 0.2)
@@ -217,7 +229,7 @@ def test_the_score_of_a_file_by_its_record(held_out):
 
     by_shares = z(made.last, numbers[0], 1e-12) + np.logaddexp(0, z(made.earlier, numbers[1], 1e-12))
     entropy = z(made.entropy, of_classes(logits), 1e-7)
-    whole = by_shares + 0.5 * np.logaddexp(0, entropy)
+    whole = by_shares + 0.25 * np.logaddexp(0, entropy)
     np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-4)
     # Entropies of rows that the model was fitted to are too small to be ranked by.
     np.testing.assert_allclose(ranked, whole if held_out else by_shares, rtol=1e-5, atol=1e-4)

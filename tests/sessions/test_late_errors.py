@@ -12,7 +12,7 @@ from support.small_models import parse
 
 import gapa_onnx
 from gapa_onnx.errors import UserError
-from gapa_onnx.fit.collect import QueryReader
+from gapa_onnx.fit.reader import QueryReader
 from gapa_onnx.measure.agreement import run
 from gapa_onnx.sessions.inference import run_batch
 from gapa_onnx.sessions.runtime import open_session
@@ -36,7 +36,7 @@ def reads(batch):
 
 
 def reads_left_out_rows(batch):
-    return QueryReader(open_session(in_pairs(), "the model"), ("y",), ()).queries(batch)
+    return QueryReader(in_pairs(), "the model", ("y",), ()).queries(batch)
 
 
 def verifies(batch):

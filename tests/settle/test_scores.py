@@ -153,8 +153,9 @@ def test_the_threshold_is_the_quantile_of_left_out_scores():
     model = net()
     rows = np.random.default_rng(4).normal(size=(300, 3)).astype(np.float32)
     settings = Settings(m=40, k=10, ood_quantile=0.9, score="variance")
-    scores = steps(model, {"x": rows}, settings).answers("logits_score")["logits_score"]
-    score = read(convert(model, {"x": rows}, settings=settings).model).heads["logits"].score
+    made = convert(model, {"x": rows}, settings=settings)
+    left_out = steps(model, {"x": rows}, settings).answers("logits_score", fits=made.numbers.fits)
+    scores, score = left_out["logits_score"], read(made.model).heads["logits"].score
     assert score.rows == 300 and score.quantile == 0.9
     assert (scores < score.threshold).mean() == pytest.approx(0.9, abs=1 / 300)
     for level in ("0.5", "0.95", "0.999"):
@@ -167,8 +168,9 @@ def test_the_line_of_another_score_is_drawn_by_that_score():
     model = net()
     rows = np.random.default_rng(4).normal(size=(300, 3)).astype(np.float32)
     settings = Settings(m=40, k=10, score="epistemic")
-    found = steps(model, {"x": rows}, settings).answers("logits_epistemic")["logits_epistemic"]
-    score = read(convert(model, {"x": rows}, settings=settings).model).heads["logits"].score
+    made = convert(model, {"x": rows}, settings=settings)
+    left_out = steps(model, {"x": rows}, settings).answers("logits_epistemic", fits=made.numbers.fits)
+    found, score = left_out["logits_epistemic"], read(made.model).heads["logits"].score
     assert score.kind == "epistemic"
     # a difference of entropies of about 1, in float32 at 16 points
     assert score.quantiles["0.9"] == pytest.approx(

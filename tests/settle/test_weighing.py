@@ -16,6 +16,7 @@ from gapa_onnx.fit.calibrate import Calibration
 from gapa_onnx.measure import budget
 from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
+from gapa_onnx.settle import restraint
 from gapa_onnx.settle.weighing import factors, medians_alone
 
 DEEP = """net (float[n, 4] x) => (float[n, 3] y) {
@@ -29,6 +30,12 @@ FORKED = """net (float[n, 4] x) => (float[n, 2] a, float[n, 3] b) {
 FORKED_SHAPES = {"w1": (4, 6), "w2": (4, 5), "w3": (6, 2), "w4": (5, 3)}
 
 SMALL = {"m": 40, "k": 8}
+
+
+@pytest.fixture(autouse=True)
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is held back for what predictions would lose: tests/settle/test_restraint.py is about that."""
+    monkeypatch.setattr(restraint, "MOST_LOST", np.inf)
 
 
 def net(text: str = DEEP, shapes: dict[str, tuple[int, ...]] = DEEP_SHAPES) -> onnx.ModelProto:

@@ -79,7 +79,8 @@ def test_only_one_multiplication_is_left(case, tmp_path):
 @pytest.mark.parametrize("case", NETS)
 def test_the_variance_is_what_it_was(case):
     model, x = build(case)
-    converted = gapa_onnx.convert(model, {"x": x}, m=30, k=8, task="none", sites="h", scale="none").model
+    done = gapa_onnx.convert(model, {"x": x}, m=30, k=8, task="none", sites="h", scale="none")
+    converted = done.model
     exposed = onnx.ModelProto()
     exposed.CopyFrom(converted)
     exposed.graph.output.append(onnx.helper.make_empty_tensor_value_info("h/gapa/share"))
@@ -87,7 +88,7 @@ def test_the_variance_is_what_it_was(case):
     var, share = session.run(["y_var", "h/gapa/share"], {"x": 2 * x})
     named = {t.name: onnx.numpy_helper.to_array(t).astype(np.float64) for t in converted.graph.initializer}
     weight = named["w2"].reshape(named["w2"].shape[:2])
-    prior = named["h/gapa/amplitude"].reshape(-1)
+    prior = done.calibration.fits[0].prior_var.astype(np.float64).reshape(-1)
     if case == "scaled gemm":
         weight = 0.5 * weight.T
     if case == "pointwise convolution":

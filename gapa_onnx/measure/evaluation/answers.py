@@ -13,13 +13,13 @@ import onnx
 import onnxruntime as ort
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data import ImageOptions, InputSpec, open_data
+from gapa_onnx.data import InputSpec, Preparation, Remembered, open_data, remembered
 from gapa_onnx.data.spec import fixed
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation.labels import require_rows
 from gapa_onnx.measure.evaluation.metrics import needed
 from gapa_onnx.presence import require_outputs
-from gapa_onnx.record import DetectionRecord, HeadRecord, ImageRecord, damaged
+from gapa_onnx.record import DetectionRecord, HeadRecord, damaged
 from gapa_onnx.sessions.feeding import Feeding, feeding
 from gapa_onnx.sessions.inference import input_specs, open_model, read_record, row_count, run_batch
 
@@ -88,7 +88,9 @@ class ConvertedFile:
     inputs: tuple[InputSpec, ...]
     answered: Answered
     provenance: Mapping[str, Any] = field(repr=False)
-    images: ImageRecord | None = None  #: how images became inputs when it was calibrated
+    remembered: Remembered = field(
+        default_factory=Remembered
+    )  #: how data became inputs when it was calibrated
 
     @property
     def head(self) -> Mapping[str, Any]:
@@ -113,8 +115,9 @@ class ConvertedFile:
             yield start, batch, found
             start += rows
 
-    def open_data(self, data: Any, images: ImageOptions | None, batch_size: int | None = None) -> Feeding:
-        return feeding(self.session, open_data(data, self.inputs, images, batch_size, calibrated=self.images))
+    def open_data(self, data: Any, preparation: Preparation, batch_size: int | None = None) -> Feeding:
+        opened = open_data(data, self.inputs, preparation, batch_size, calibrated=self.remembered)
+        return feeding(self.session, opened)
 
     def require_matching(self, labels: Array, data: Feeding, seen: int | None = None) -> None:
         """Labels fit the rows, also those that a fixed batch size leaves out at the end.
@@ -166,7 +169,7 @@ def open_converted(
         tuple(input_specs(session)),
         _answered(chosen, heads[chosen], session),
         record.as_json(),
-        record.images,
+        remembered(record, session.get_modelmeta().custom_metadata_map),
     )
 
 

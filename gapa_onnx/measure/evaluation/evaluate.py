@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data import ImageOptions
+from gapa_onnx.data import ImageOptions, Preparation, TextOptions
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.evaluation import metrics
 from gapa_onnx.measure.evaluation.answers import ConvertedFile, open_converted
@@ -51,6 +51,7 @@ def evaluate(
     output: str | None = None,
     batch_size: int | None = None,
     images: ImageOptions | None = None,
+    text: TextOptions | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """Measure predictions and uncertainties of a converted file, always beside those of its source.
@@ -66,20 +67,20 @@ def evaluate(
         or one-hot, 0/1 matrices for several labels at once, numbers, maps (N, H, W) of classes with 255 to
         ignore, next tokens (N, T) with negative ones to ignore. For a detector the boxes of a COCO-style .json,
         or what it holds as a dict; images are found by file_name where the data are image files, else by order.
-        A file with a score only needs none.
+        A file with a score only needs none, and text that a decoder reads has the tokens that follow.
     ood: data unlike those of the training, without labels: one source of data, or a list of paths or arrays.
     shifts: a folder of ever stranger data sets with the same labels (or their own, under y in a .npz).
     source: the file of the source model, to measure what the conversion costs.
     output: which output to evaluate, where several have a task.
     batch_size: rows to run the file on at a time; as many as fit well into memory unless given.
-    images: how images become inputs; what it leaves open, or all, as the file was calibrated.
+    images, text: how these become inputs; what is left open, or all, as the file was calibrated.
 
     Example
     -------
     >>> found = evaluate("model.gapa.onnx", "test.npz", "test_labels.npy", ood="elsewhere.npz")
     >>> found.metrics["gapa"]["nll"] < found.metrics["source"]["nll"]
     """
-    run = _Run(_opened(model, output, source), batch_size, images, progress)
+    run = _Run(_opened(model, output, source), batch_size, Preparation.of(images, text), progress)
     given = run.open(data)
     truth = run.read(labels, given)
     unlike = {name: run.open(one) for name, one in named_sets(ood).items()}
@@ -98,20 +99,23 @@ class _Run:
         self,
         converted: ConvertedFile,
         batch_size: int | None,
-        images: ImageOptions | None,
+        preparation: Preparation,
         progress: Progress,
     ):
         self.converted, self.judge = converted, judge_of(converted)
-        self.batch_size, self.images, self.progress = batch_size, images, progress
+        self.batch_size, self.preparation, self.progress = batch_size, preparation, progress
 
     def open(self, data: Any) -> Feeding:
-        return self.converted.open_data(data, self.images, self.batch_size)
+        return self.converted.open_data(data, self.preparation, self.batch_size)
 
     def read(self, labels: Any, data: Feeding) -> Array | None:
         """What is true of each row, where predictions are held against that; a judge that has to see data first has
         then seen them."""
         if not self.judge.by_labels:
             return None
+        text = data.data.text
+        if labels is None and self.converted.answered.task == "tokens" and text is not None and text.goes_on:
+            labels = text.next_tokens()
         if labels is None:
             raise UserError(
                 f"predictions of {self.converted.file} are judged by labels, and none are given",
@@ -121,8 +125,8 @@ class _Run:
         return truth
 
     def gallery(self, origin: str) -> Gallery:
-        images = (self.images or ImageOptions()).completed(self.converted.images)
-        return Gallery(images, self.judge.caption, origin)
+        prepared = self.converted.remembered.complete(self.preparation)
+        return Gallery(prepared.images, self.judge.caption, origin)
 
     def columns_of(
         self, data: Feeding, labels: Array | None, text: str, gallery: Gallery | None = None

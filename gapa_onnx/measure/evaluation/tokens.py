@@ -44,6 +44,8 @@ def token_columns(
     top = found["probs"].shape[-1]
     probs, tokens = (found[role].reshape(len(means), -1, top) for role in ("probs", "tokens"))  # (n, t, k)
     places = answered.places(found[MEAN])
+    if labels is not None and labels.ndim == 2 and (labels[:, means.shape[1] :] < 0).all():
+        labels = labels[:, : means.shape[1]]  # sequences of several lengths, filled up to the longest
     target = None if labels is None else class_labels(labels, places, means.shape[-1], start)
     own = place_scores(answered, found)
     columns = []

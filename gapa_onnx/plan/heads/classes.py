@@ -24,11 +24,12 @@ import numpy as np
 
 from gapa_onnx.errors import UserError
 from gapa_onnx.op.classes import OLDEST_OPSET
-from gapa_onnx.op.contract import CLASSES, DOMAIN
+from gapa_onnx.op.contract import CLASSES, DOMAIN, LEADING
 from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads.points import WIDE, Points, grid, latin, samples
 from gapa_onnx.plan.heads.split import ClassAxis, log_softmax, split_classes, split_labels
 from gapa_onnx.settings import choices
+from gapa_onnx.variance.chosen import chosen
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
 ROLES = ("probs", "entropy", "aleatoric", "epistemic", "score")
@@ -46,13 +47,17 @@ class HeadOptions:
 
     bridge: str = "shared"
     samples: int | None = None  #: Monte Carlo with so many draws in place of the fixed points
-    top_k: int = 512  #: of a vocabulary, the tokens that count
+    top_k: str | int = 512  #: of a vocabulary, the tokens that count
     score: str = "variance"
     seed: int = 0  #: of the draws
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             choices()[name].check(name, value)
+
+    def leading(self, tokens: int) -> int:
+        """How many tokens of a vocabulary count."""
+        return tokens if isinstance(self.top_k, str) else min(self.top_k, tokens)
 
 
 def head_points(head: Head, options: HeadOptions, classes: int | None, *, correlated: bool = False) -> Points:
@@ -61,7 +66,7 @@ def head_points(head: Head, options: HeadOptions, classes: int | None, *, correl
     `correlated` is for logits with a full covariance, where a rank is no longer one direction.
     """
     if head.task is Task.TOKENS and classes is not None:
-        classes = min(classes, options.top_k)
+        classes = options.leading(classes)
     if options.samples is not None:
         columns = 1 if classes is None and head.link == "sigmoid" else classes
         if columns is None:
@@ -108,7 +113,7 @@ def emit_classes(
     if ranked:
         with graph.scope(f"{head.output}/tokens"):
             axis, roles["tokens"], mean, var = _leading_tokens(graph, head, axis, output, mean, var, options)
-        output = mean
+        output, roles["token_var"] = mean, var
     fits = head.link == "softmax" and factor is None and mean.dtype == np.float32
     if fits and graph.opset >= OLDEST_OPSET:
         found = _operator(graph, axis, points, output if shared else mean, mean, var, head.output)
@@ -309,7 +314,14 @@ def _leading_tokens(
         # The source's Softmax, or half precision, may round two logits to one; then the first one counts.
         first = _first(graph, axis, _as_seen(graph, output, mean.dtype))
         key = graph.where(first, graph.constant(np.asarray(np.inf, mean.dtype)), mean)
-    count = min(options.top_k, axis.size)
-    _, tokens = graph.topk(key, count, axis.axis)
-    mean, var = (graph.emit("GatherElements", value, tokens, axis=axis.axis) for value in (mean, var))
+    count = options.leading(axis.size)
+    if axis.axis == axis.rank - 1 and key.dtype == np.float32:
+        both = (key.dtype, np.dtype(np.int64))
+        largest, tokens = graph.emit_several(
+            LEADING.name, key, graph.ints(count), outputs=2, dtypes=both, domain=DOMAIN
+        )
+    else:
+        largest, tokens = graph.topk(key, count, axis.axis)
+    mean = largest if key is mean else graph.emit("GatherElements", mean, tokens, axis=axis.axis)
+    var = chosen(graph, var, tokens, axis.axis, axis.rank, f"{head.output}/tokens")
     return replace(axis, size=count), tokens, mean, var

@@ -4,16 +4,17 @@ Each of these numbers x is put on the scale of ordinary inputs,
 
     z = (log x − median) / (quantile .95 − median)          0 at the median of ordinary inputs, 1 where few are beyond
 
-and added up: the last place as it is, the entropy where it is not small, earlier places where they are beyond the
-ordinary,
+and added up: the last place as it is, the entropy where it is not small, earlier places where all of them together are
+beyond the ordinary,
 
-    beyond = Σ softplus(4 (z_earlier − 1))
-    score  = z_last + beyond + ½ softplus(2 z_entropy)
+    beyond = softplus(4 (z_earlier − 1¼))                   z_earlier: the mean of the z of earlier places, on that scale too
+    score  = ½ z_last + beyond + ¼ softplus(2 z_entropy)
 
 An early place knows nothing of classes, and what it finds ordinary may still be of none; a network may be sure of what
-it has never seen. So neither takes anything away. The score increases strictly in every share, also beyond all that was
-seen. The variance of a site is 1 + beyond times what its own place says: had variance been born at the earlier places,
-it would have arrived there too. What was chosen on what is in docs/defaults.md.
+it has never seen. So neither takes anything away. Ordinary inputs are strange to one of several places more often than
+to all of them, so that their mean tells more than each by itself. The score increases strictly in every share, also
+beyond all that was seen. The variance of a site is 1 + beyond times what its own place says: had variance been born at
+the earlier places, it would have arrived there too. What was chosen on what is in docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NARROWEST = (
 
 @dataclass(frozen=True)
 class Kind:
-    """How one kind of number enters: steepness · (z − start), through a softplus or as it is."""
+    """How numbers of one kind enter: steepness · (mean of z − start), through a softplus or as it is."""
 
     faintest: float  #: what is 0 has no logarithm
     steepness: float = 1.0
@@ -43,14 +44,14 @@ class Kind:
     weight: float = 1.0
 
 
-LAST = Kind(1e-12)
-EARLIER = Kind(1e-12, 4.0, 1.0, True)
-ENTROPY = Kind(1e-7, 2.0, 0.0, True, 0.5)
+LAST = Kind(1e-12, 0.5)
+EARLIER = Kind(1e-12, 4.0, 1.25, True)
+ENTROPY = Kind(1e-7, 2.0, 0.0, True, 0.25)
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """Numbers of one kind and the parameters that they are measured by: (log x − centre) · slope."""
+    """Numbers of one kind and the parameters that they are measured by: Σ (log x − centre) · slope."""
 
     kind: Kind
     reads: tuple[str, ...]  #: the outputs of the places whose shares they are, or the tensor of entropies
@@ -61,17 +62,29 @@ class Gauge:
         """Centre and slope from the numbers (n, columns) of ordinary inputs."""
         logs = np.log(np.maximum(columns, self.kind.faintest))
         finite = logs[np.isfinite(logs).all(axis=1)]
+        count = columns.shape[1]
         if not len(finite):
-            return np.zeros(columns.shape[1]), np.ones(columns.shape[1])
-        median = np.median(finite, axis=0)
-        unit = np.maximum(np.quantile(finite, QUANTILE, axis=0) - median, NARROWEST)
-        return median + self.kind.start * unit, self.kind.steepness / unit
+            return np.zeros(count), np.ones(count)
+        median, unit = _scale(finite)
+        middle, whole = np.zeros(1), np.ones(1)
+        if count > 1:
+            middle, whole = _scale(((finite - median) / unit).mean(axis=1, keepdims=True))
+        # Σ slope (log x − centre) is steepness · ((mean of z − middle) / whole − start): what is taken off the mean is taken
+        # off every z.
+        centre = median + (middle + self.kind.start * whole) * unit
+        return centre, self.kind.steepness / (count * unit * whole)
 
     def __call__(self, columns: Array, centre: Array, slope: Array) -> Array:
         """What numbers (n, columns) add to a score, (n,), as the graph computes it."""
-        z = (np.log(np.maximum(columns, self.kind.faintest)) - centre) * slope
-        found: Array = self.kind.weight * (np.logaddexp(0, z) if self.kind.bent else z).sum(axis=1)
+        z = ((np.log(np.maximum(columns, self.kind.faintest)) - centre) * slope).sum(axis=1)
+        found: Array = self.kind.weight * (np.logaddexp(0, z) if self.kind.bent else z)
         return found
+
+
+def _scale(logs: Array) -> tuple[Array, Array]:
+    """Median of numbers (n, columns), and how far their quantile .95 is from it."""
+    median = np.median(logs, axis=0)
+    return median, np.maximum(np.quantile(logs, QUANTILE, axis=0) - median, NARROWEST)
 
 
 @dataclass(frozen=True)
@@ -113,8 +126,8 @@ class Testimony:
         with graph.scope(prefix):
             together = graph.emit("Concat", *columns, axis=1) if count > 1 else columns[0]
             z = (graph.emit("Log", graph.at_least(together, kind.faintest)) - centre) * slope
+            z = graph.reduce("ReduceSum", z, [1]) if count > 1 else z
             found = graph.emit("Softplus", z) if kind.bent else z
-            found = graph.reduce("ReduceSum", found, [1]) if count > 1 else found
             found = found if kind.weight == 1 else found * kind.weight
         return found, Gauge(kind, tuple(numbers), centre.name, slope.name)
 

@@ -2,22 +2,31 @@
 
 For y = f(x, w) with Var x in one of the forms of `values`,
 
+    Scaled, f is a matrix product     s · (w² p)                      a vector, from numbers at conversion
     Scaled, f mixes features only     s · f(p, w²)                    only the vector changes
     Scaled, f is a convolution        f(s, Σ_c w²_c p_c)              one channel is read
     Upsampled, f is a convolution     s spread by f(kernel, w²)       two layers in one
     Partial                           Σ over parts of f(v, w² of it)  zeros are not read
 
-and f(v, w²) else. Everything beside s and v follows from constants, and onnxruntime folds it.
+and f(v, w²) else. Everything beside s and v follows from constants, and onnxruntime folds it. Where numbers are known at
+conversion neither the square of a weight nor its unfolding is left to be made at load: a vocabulary's would be the
+largest tensor of the file. Behind a layer with many outputs f(v, w²) is not written before all of it is wanted (`Wide`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gapa_onnx.variance.rules.view import NodeView, Operand
-from gapa_onnx.variance.values import Deferred, Partial, Scaled, Upsampled, Value
+import numpy as np
 
+from gapa_onnx.variance.chosen import rows_times
+from gapa_onnx.variance.rules.view import NodeView, Operand
+from gapa_onnx.variance.values import Deferred, Partial, Scaled, Upsampled, Value, Wide
+from gapa_onnx.variance.weights import Weights, read_weights
+
+MANY = 1000  # outputs of a layer from which on only some of them may be wanted
+PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 WINDOW = ("kernel_shape", "strides", "pads", "dilations", "auto_pad")
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 
@@ -28,28 +37,39 @@ class Layer:
 
     Parameters
     ----------
-    squared: the squared weight.
     shape: of the weight, None where it is not a constant: then nothing can be done at load.
     further: inputs behind the weight.
     changed: attributes that are other than the source's.
+    weight: where it comes from.
+    part: some of the squared weight's inputs, in place of it.
     """
 
     node: NodeView
-    squared: Value
+    weight: Operand
     shape: tuple[int, ...] | None
     further: Sequence[Value] = ()
     changed: dict[str, float] | None = None
+    part: Value | None = None
 
     @staticmethod
     def of(node: NodeView, weight: Operand, further: Sequence[Value], changed: dict[str, float]) -> Layer:
         shape = weight.shape or ()
         sizes = tuple(size for size in shape if isinstance(size, int))
         known = weight.shape is not None and len(sizes) == len(shape) and weight.mean.is_constant
-        return Layer(node, weight.mean.squared, sizes if known else None, further, changed)
+        return Layer(node, weight, sizes if known else None, further, changed)
+
+    @property
+    def squared(self) -> Value:
+        """The squared weight."""
+        return self.weight.mean.squared if self.part is None else self.part
 
     def __call__(self, var: Value) -> Value:
         """The variance behind the layer, from the one before it."""
         found: Value | None = None
+        if isinstance(var, Scaled) and self.part is None:
+            found = at_conversion(self.node, var, self._rows, self._factor)
+        if found is not None:
+            return found
         if self.shape is not None and isinstance(var, Scaled):
             found = self._on_vector(var) or self._on_one_channel(var)
         elif self.shape is not None and isinstance(var, Upsampled):
@@ -57,7 +77,7 @@ class Layer:
         elif self.shape is not None and isinstance(var, Partial):
             axis = self._axis_of_inputs(var)
             found = None if axis is None else self._by_parts(var, axis)
-        return self._plain(var) if found is None else found
+        return found or self._on_many(var) or self._plain(var)
 
     def _plain(self, var: Value, squared: Value | None = None, **attrs: object) -> Value:
         changed = {**(self.changed or {}), **attrs}
@@ -73,6 +93,40 @@ class Layer:
         if self.shape is None:
             raise ValueError("the weight is no constant")
         return self.shape
+
+    # ----------------------------------------------------------- matrix products
+
+    @property
+    def _factor(self) -> float:
+        """What a matrix product is multiplied by, squared."""
+        return (self.changed or {}).get("alpha", 1.0)
+
+    @property
+    def _outputs_axis(self) -> int | None:
+        """The axis of the weight's outputs, for the product of data with a matrix."""
+        node, shape = self.node, self.weight.shape
+        if node.op_type not in PRODUCTS or shape is None or len(shape) != 2:
+            return None
+        if any(node.attr(name, 0) for name in ("transA", "transBatchA", "transBatchB")):
+            return None
+        return 0 if node.op_type != "MatMul" and node.attr("transB", 0) else 1
+
+    def _rows(self) -> Weights | None:
+        """The weight as numbers, one row for each output."""
+        axis = self._outputs_axis
+        weights = None if axis is None else read_weights(self.weight.tensor)
+        return weights if weights is None or axis == 0 else weights.turned
+
+    def _on_many(self, var: Value) -> Wide | None:
+        """All outputs only where all are wanted."""
+        axis, shape = self._outputs_axis, self.weight.shape
+        if axis is None or shape is None or self.part is not None or var.dtype != np.float32:
+            return None
+        outputs, inputs = shape[axis], shape[1 - axis]
+        if not isinstance(outputs, int) or not isinstance(inputs, int) or outputs < MANY:
+            return None
+        some = rows_times(self.weight.tensor, axis, self._factor)
+        return None if some is None else Wide(var, inputs, some, lambda: self._plain(var))
 
     # -------------------------------------------------------------------- Scaled
 
@@ -162,7 +216,7 @@ class Layer:
             squared = graph.slice(self.squared, axis, start, end)
             if isinstance(part, Deferred):
                 shape = (*self._sizes[:axis], end - start, *self._sizes[axis + 1 :])
-                terms.append(replace(self, squared=squared, shape=shape)(part))
+                terms.append(replace(self, part=squared, shape=shape)(part))
             else:
                 tensors.append(part)
                 weights.append(squared)
@@ -175,3 +229,19 @@ class Layer:
 
 def _has_explicit_pads(node: NodeView) -> bool:
     return node.attr("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+
+
+def at_conversion(
+    node: NodeView, var: Scaled, rows: Callable[[], Weights | None], factor: float = 1.0
+) -> Scaled | None:
+    """s · (W² p) behind a layer with the rows W, as a vector of numbers; None where they are not known now."""
+    graph, vector = node.graph, node.graph.vector_of(var.profile)
+    if vector is None or var.axis != -1:
+        return None
+    weights = rows()
+    if weights is None or weights.shape[1] != vector.size:
+        return None
+    behind = factor * weights.squares_times(vector.reshape(-1))
+    return var.with_profile(
+        graph.multiple(behind, f"{node.output.tensor.name}/var/profile", var.profile, var.dtype)
+    )

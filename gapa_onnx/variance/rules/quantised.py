@@ -27,7 +27,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from gapa_onnx.variance.graph import Value
+from gapa_onnx.variance.graph import Value, VarianceGraph
+from gapa_onnx.variance.rules.hoisting import MANY, at_conversion
 from gapa_onnx.variance.rules.registry import (
     Accuracy,
     deterministic,
@@ -35,6 +36,8 @@ from gapa_onnx.variance.rules.registry import (
     rule,
 )
 from gapa_onnx.variance.rules.view import NodeView, Operand
+from gapa_onnx.variance.values import Scaled, Wide
+from gapa_onnx.variance.weights import read_packed
 
 EXACT, FIRST_ORDER = Accuracy.EXACT, Accuracy.FIRST_ORDER
 MICROSOFT = "com.microsoft"
@@ -69,12 +72,18 @@ def one_number(node: NodeView, at: int) -> Factor:
 
 
 def held_numbers(node: NodeView, operand: Operand) -> tuple[Value, np.dtype]:
-    """A quantised tensor as floats, and its own type; also for types that graphsurgeon has no name for."""
+    """A quantised tensor as floats, and its own type."""
+    held = _held(node, node.graph, operand)
+    return node.graph.cast(held, np.float32), held.dtype
+
+
+def _held(node: NodeView, graph: VarianceGraph, operand: Operand) -> Value:
+    """A tensor in its own type, also one that graphsurgeon has no name for."""
     dtype = operand.tensor.dtype
     if dtype is None:
         raise node.refuse(f"the type of {operand.tensor.name!r} is unknown")
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype) if isinstance(dtype, int) else dtype)
-    return node.graph.cast(node.graph.tensor(operand.tensor.name, dtype), np.float32), dtype
+    return graph.tensor(operand.tensor.name, dtype)
 
 
 def steps_from_zero(node: NodeView, at: int, zero: Factor) -> Value:
@@ -282,48 +291,72 @@ def dynamic_quantize_matmul(node: NodeView) -> Value:
 # ------------------------------------------------------------------ weights of few bits
 
 
-def _unpacked(node: NodeView, packed: Value, bits: int, count: int) -> Value:
+def _unpacked(graph: VarianceGraph, packed: Value, bits: int, count: int) -> Value:
     """Bytes (n, m) of several numbers each, the first in the lowest bits, as floats (n, count).
 
     By division and remainder: ONNX has shifts of bits from opset 11 on and masks from 18 on only.
     """
     numbers, rest = [], packed
     for _ in range(8 // bits):
-        above = node.graph.emit("Floor", rest * 2.0**-bits)
-        numbers.append(node.graph.unsqueeze(rest - above * 2.0**bits, [2]))
+        above = graph.emit("Floor", rest * 2.0**-bits)
+        numbers.append(graph.unsqueeze(rest - above * 2.0**bits, [2]))
         rest = above
-    rows = node.graph.emit("Concat", *numbers, axis=2) if len(numbers) > 1 else numbers[0]
-    rows = node.graph.emit("Reshape", rows, node.graph.ints(0, -1))
-    return node.graph.slice(rows, 1, 0, count)
+    rows = graph.emit("Concat", *numbers, axis=2) if len(numbers) > 1 else numbers[0]
+    rows = graph.emit("Reshape", rows, graph.ints(0, -1))
+    return graph.slice(rows, 1, 0, count)
 
 
 @rule("MatMulNBits", accuracy=EXACT, linear=True, domain=MICROSOFT)
 def matmul_nbits(node: NodeView) -> Value:
     """f(v_a, (s (b - z))²), f the matrix product; weights of 2, 4 or 8 bits with a scale per block."""
-    bits, block = node.attr("bits", 4), node.attr("block_size")
-    width, rows = node.attr("K"), node.attr("N")
-    if bits not in (2, 4, 8):
-        raise node.refuse(f"weights of {bits} bits are not packed in whole bytes")
+    if node.attr("bits", 4) not in (2, 4, 8):
+        raise node.refuse(f"weights of {node.attr('bits', 4)} bits are not packed in whole bytes")
     if node.attr("weight_prepacked", 0):
         raise node.refuse("its weights are packed for one kind of processor")
     if node.input(4) is not None:
         raise node.refuse("its groups are permuted by g_idx")
     _no_uncertain_bias(node, 5)
-    graph, blocks = node.graph, -(-width // block)
-    scales = graph.emit("Reshape", node.inputs[2].mean, graph.ints(rows, blocks, 1))
+    x = node.inputs[0]
+    if any(not operand.certain for operand in node.inputs[1:]):
+        raise node.refuse("only its data may be uncertain")
+    if isinstance(x.var, Scaled):
+        found = at_conversion(node, x.var, lambda: read_packed(node.node))
+        if found is not None:
+            return found
+
+    def some(graph: VarianceGraph, var: Value, indices: Value) -> Value:
+        row = graph.emit("Reshape", var, graph.ints(-1, 1))
+        behind = graph.emit("MatMul", _few_bits(node, graph, indices).squared, row)
+        return graph.emit("Reshape", behind, graph.ints(-1))
+
+    def whole() -> Value:
+        turned = node.graph.emit("Transpose", _few_bits(node, node.graph), perm=[1, 0])  # (K, N)
+        return node.graph.emit("MatMul", x.variance, turned.squared)
+
+    return Wide(x.variance, node.attr("K"), some, whole) if node.attr("N") >= MANY else whole()
+
+
+def _few_bits(node: NodeView, graph: VarianceGraph, indices: Value | None = None) -> Value:
+    """Rows (n, K) of the weights of a MatMulNBits: all of them, or those at indices."""
+    bits, block, width, rows = node.attr("bits", 4), node.attr("block_size"), node.attr("K"), node.attr("N")
+    blocks = -(-width // block)
+
+    def read(at: int) -> Value:
+        values = graph.emit("Reshape", _held(node, graph, node.inputs[at]), graph.ints(rows, -1))
+        values = values if indices is None else graph.emit("Gather", values, indices, axis=0)
+        return graph.cast(values, np.float32)
+
+    scales = graph.emit("Reshape", read(2), graph.ints(-1, blocks, 1))
     zero: Factor = 2.0 ** (bits - 1)
     if node.input(3) is not None:
-        zero, dtype = held_numbers(node, node.inputs[3])
-        if dtype == np.uint8:  # packed as the weights are, each row by itself
-            zero = _unpacked(node, graph.emit("Reshape", zero, graph.ints(rows, -1)), bits, blocks)
-        zero = graph.emit("Reshape", zero, graph.ints(rows, blocks, 1))
-    flat = graph.emit("Reshape", held_numbers(node, node.inputs[1])[0], graph.ints(rows, -1))
-    steps = graph.emit(
-        "Reshape", _unpacked(node, flat, bits, blocks * block), graph.ints(rows, blocks, block)
-    )
-    weights = graph.emit("Reshape", (steps - zero) * scales, graph.ints(rows, blocks * block))
-    weights = graph.emit("Transpose", graph.slice(weights, 1, 0, width), perm=[1, 0])  # (K, N)
-    return _product(node, _matmul(node), 0, node.inputs[0].mean, 1, weights, 1.0)
+        zero = read(3)
+        if node.inputs[3].tensor.dtype == np.uint8:  # packed as the weights are, each row by itself
+            zero = _unpacked(graph, zero, bits, blocks)
+        zero = graph.emit("Reshape", zero, graph.ints(-1, blocks, 1))
+    steps = _unpacked(graph, read(1), bits, blocks * block)
+    steps = graph.emit("Reshape", steps, graph.ints(-1, blocks, block))
+    weights = graph.emit("Reshape", (steps - zero) * scales, graph.ints(-1, blocks * block))
+    return graph.slice(weights, 1, 0, width)
 
 
 # ------------------------------------------------------------------------- no rule
