@@ -27,7 +27,15 @@ from gapa_onnx.variance.weights import read_packed, unpacked
 
 VOCABULARY, WIDTH, TOP = 1100, 48, 20
 MICROSOFT = "com.microsoft"
-SMALL: dict[str, Any] = {"m": 60, "k": 8, "task": "tokens", "witnesses": "none", "score": "variance"}
+# τ is stated: fitted, it is held back by the probabilities that a file has, so that it depends on how many tokens lead
+SMALL: dict[str, Any] = {
+    "m": 60,
+    "k": 8,
+    "task": "tokens",
+    "witnesses": "none",
+    "score": "variance",
+    "scale": 0.5,
+}
 #: float32 sums of 48 products, of a share that two sessions compute alike
 CLOSE = 64 * float(np.finfo(np.float32).eps)
 
