@@ -27,6 +27,7 @@ from gapa_onnx.cli.layout import (
 )
 
 if TYPE_CHECKING:
+    from gapa_onnx.packaging.stacks import Package
     from gapa_onnx.settle.thresholds import Threshold
 
 MOST_TENSORS = 40
@@ -197,6 +198,16 @@ def findings(entries: Iterable[Mapping[str, Any]]) -> None:
     for entry in entries:
         shown.add_row(marks[entry["passed"]], entry["name"], entry["detail"])
     console().print(shown)
+
+
+def packaged(made: Package) -> None:
+    """What is in a folder that was written, and what to do with it."""
+    sizes = {name: size_text((made.folder / name).stat().st_size) for name in made.files}
+    rows = [(name, sizes[name], what) for name, what in made.files.items()]
+    lines(("written", str(made.folder)))
+    table("files", ("File", "#Size", "What"), rows)
+    gap()
+    lines(("next", made.next))
 
 
 # --------------------------------------------------------------------------- pieces
