@@ -67,7 +67,7 @@ class Uncertainty:
         self.names: dict[str, str] = json.loads((folder / NAMES).read_text(encoding="utf-8"))["outputs"]
         self.tokenizer = tokenizer
 
-    def read(self, generator: Any, prompt_only: bool = False) -> list[dict[str, Any]]:
+    def read(self, generator: Any) -> list[dict[str, Any]]:
         """For each token that was fed last: what is known of the one behind it."""
         found = {role: generator.get_output(name) for role, name in self.names.items() if role in _READ}
         length = next((array.shape[1] for array in found.values() if array.ndim > 1), 0)
@@ -104,8 +104,12 @@ def generate(folder: Path, prompt: str, most: int, chat: bool, search: dict[str,
     ids = [int(token) for token in tokenizer.encode(prompt)]
     if not ids:
         raise SystemExit("the prompt has no tokens")
+    if min(ids) < 0:
+        raise SystemExit(
+            "onnxruntime-genai does not understand this tokenizer.json: a part of the prompt has no token"
+        )
     params = og.GeneratorParams(model)
-    params.set_search_options(max_length=len(ids) + most, batch_size=1, **search)
+    params.set_search_options(max_length=min(len(ids) + most, _room(folder)), batch_size=1, **search)
     generator, stream = og.Generator(model, params), tokenizer.create_stream()
     uncertainty = Uncertainty(folder, tokenizer)
     generator.append_tokens(ids)
@@ -118,6 +122,12 @@ def generate(folder: Path, prompt: str, most: int, chat: bool, search: dict[str,
         # The outputs are of the run that this token was drawn from; its own run comes with the next.
         entry = uncertainty.read(generator)[-1]
         yield Token(stream.decode(int(generator.get_next_tokens()[0])), given=False, **entry)
+
+
+def _room(folder: Path) -> int:
+    """How many tokens the model takes at most."""
+    settings = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
+    return int(settings["model"].get("context_length", sys.maxsize))
 
 
 # -------------------------------------------------------------------------- terminal
@@ -165,11 +175,12 @@ body {{ margin: 0 auto; max-width: 46rem; padding: 2rem 1.25rem 15rem; backgroun
 h1 {{ font-size: 1.15rem; margin: 0 0 .25rem; }}
 .told, .legend, .about {{ color: var(--faint); font-size: .85rem; line-height: 1.5; margin: .25rem 0; }}
 .text {{ white-space: pre-wrap; overflow-wrap: anywhere; border-top: 1px solid var(--line); margin-top: 1rem; padding-top: 1rem; }}
-.given {{ color: var(--faint); }}
+.given.s0 {{ color: var(--faint); }}
+.given {{ font-style: italic; }}
 .text span {{ border-radius: .2em; padding: .1em 0; }}
 .s1 {{ background: var(--s1); }} .s2 {{ background: var(--s2); }} .s3 {{ background: var(--s3); }}
 .s3 {{ text-decoration: underline; text-decoration-color: var(--mark); text-decoration-thickness: 2px; text-underline-offset: .2em; }}
-.text span:hover, .text span:focus {{ outline: 2px solid var(--bar); cursor: pointer; }}
+.text span:hover, .text span:focus, .text .on {{ outline: 2px solid var(--bar); cursor: pointer; }}
 .legend span {{ border-radius: .2em; padding: .1em .4em; color: var(--text); }}
 #panel {{ position: fixed; inset: auto 0 0 0; background: var(--page); border-top: 1px solid var(--line); padding: .75rem 1.25rem; }}
 #panel > div {{ max-width: 43.5rem; margin: 0 auto; display: grid; grid-template-columns: 1fr 1fr; gap: 0 2rem;
@@ -183,8 +194,9 @@ td.wide {{ width: 50%; }}
 <h1>{title}</h1>
 <p class="told">{told}</p>
 <p class="legend">{legend}</p>
+<p class="about">{about}</p>
 <div class="text" id="text">{text}</div>
-<div id="panel"><div><p class="about">{about}</p></div></div>
+<div id="panel"><div></div></div>
 <script>
 const tokens = {data};
 const panel = document.querySelector("#panel > div");
@@ -198,17 +210,20 @@ function show(at) {{
     + row("flagged", t.flagged == null ? null : t.flagged ? "yes" : "no") + row("entropy", choices)
     + row("of it, unknown", t.epistemic == null ? null : number(t.epistemic) + " nats");
   const right = t.alternatives.map(([text, p]) => `<tr><td>${{shown(text)}}</td><td class="wide"><span class="bar" style="width:${{100 * p}}%"></span></td><td>${{(100 * p).toFixed(1)}} %</td></tr>`).join("");
+  document.querySelectorAll(".text .on").forEach(span => span.classList.remove("on"));
+  document.querySelector(`[data-at="${{at}}"]`).classList.add("on");
   panel.innerHTML = `<table>${{left}}</table><table>${{right}}</table>`;
 }}
 for (const kind of ["mouseover", "focusin", "click"])
   document.getElementById("text").addEventListener(kind, event => {{ if (event.target.dataset.at) show(+event.target.dataset.at); }});
+show({first});
 </script></body></html>
 """
 
 _ABOUT = {
     "pvalue": "Colour: how strange the place in the text was to the model when the token was to come. Strange is unlike the "
-    "calibration text; a known phrase that is false is not strange. Point at a token for its numbers.",
-    "entropy": "Colour: how open the token was, as a choice among so many. Point at a token for its numbers.",
+    "calibration text; a known phrase that is false is not strange. The prompt is in italics.",
+    "entropy": "Colour: how open the token was, as a choice among so many. The prompt is in italics.",
 }
 
 
@@ -227,8 +242,18 @@ def page(title: str, tokens: list[Token], by: str) -> str:
         ),
         about=_ABOUT[by],
         text="".join(spans),
-        data=json.dumps([asdict(token) for token in tokens]).replace("</", "<\\/"),
+        first=_first_shown(tokens, by),
+        data=json.dumps([asdict(token) for token in tokens]).replace(
+            "<", "\\u003c"
+        ),  # nothing ends the script
     )
+
+
+def _first_shown(tokens: list[Token], by: str) -> int:
+    """The token whose numbers are shown first: of those that were generated the one that stands out most."""
+    made = [at for at, token in enumerate(tokens) if not token.given] or [0]
+    unusual = {at: (tokens[at].step(by), -(tokens[at].pvalue or 0.0)) for at in made}
+    return max(made, key=lambda at: unusual[at])
 
 
 # --------------------------------------------------------------------------- program
