@@ -9,7 +9,7 @@ import typer
 
 from gapa_onnx.cli import options
 from gapa_onnx.cli.console import print_json
-from gapa_onnx.packaging.stacks import STACKS
+from gapa_onnx.packaging.stacks import STACKS, Package
 
 _For = Annotated[
     str,
@@ -40,12 +40,24 @@ def package(
     file: _File, stack: _For, out: _Out, *, beside: _Beside = None, as_json: options.Json = False
 ) -> int:
     """Write a folder that a server or a runtime takes as it is: model, native library, settings, a client."""
-    from gapa_onnx.cli.render import packaged
     from gapa_onnx.packaging.stacks import package as write
 
     made = write(file, stack, out, beside=beside)
     if as_json:
         print_json({"folder": str(out), "for": stack, "files": dict(made.files), "next": made.next})
     else:
-        packaged(made)
+        _show(made)
     return 0
+
+
+def _show(made: Package) -> None:
+    """What is in a folder that was written, and what to do with it."""
+    from gapa_onnx.cli.layout import gap, lines, size_text, table
+
+    lines(("written", str(made.folder)))
+    sizes = {name: size_text((made.folder / name).stat().st_size) for name in made.files}
+    table(
+        "files", ("File", "#Size", "What"), [(name, sizes[name], what) for name, what in made.files.items()]
+    )
+    gap()
+    lines(("next", made.next))
