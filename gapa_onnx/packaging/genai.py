@@ -29,7 +29,7 @@ CONFIGURATION = "genai_config.json"
 TOKENIZER, TOKENIZER_SETTINGS = "tokenizer.json", "tokenizer_config.json"
 UNCERTAINTY = "uncertainty.json"
 LIBRARY_KEY = "custom_ops_library"  # of the session options; the file must lie in the folder of the model
-CLIENT = Path(__file__).parent / "clients" / "genai" / "generate.py"
+_CLIENT = Path(__file__).parent / "clients" / "genai"  # of the checkout: clients/, beside cli/
 
 #: What the model builder and tokenizers leave beside a model and generation may read.
 _BESIDE = (
@@ -81,7 +81,7 @@ def contents(file: ConvertedFile, beside: Path) -> list[File]:
         *_other_models(configuration, beside),
         *_beside(file, beside),
         File(UNCERTAINTY, "the names of what says how far to trust a token", _uncertainty(file, decoder)),
-        File(CLIENT.name, "an example: generates, and colours each token", CLIENT),
+        File("generate.py", "an example: generates, and colours each token", _CLIENT / "generate.py"),
         File("README.md", "how to use this folder", _readme(file, library.name)),
     ]
     return list({entry.name: entry for entry in reversed(made)}.values())[::-1]
@@ -258,15 +258,11 @@ def _uncertainty(file: ConvertedFile, decoder: Mapping[str, Any]) -> str:
 
 
 def _readme(file: ConvertedFile, library: str) -> str:
-    source = file.record.source.file or "a model in memory"
-    return f"""# {file.path.stem}: a decoder that says how far to trust each token
-
-Made by gapa-onnx {__version__} from {source}. onnxruntime-genai runs this folder as it is, with the same tokens:
-
-    pip install onnxruntime-genai
-    python generate.py "The capital of France is"                 # colours each token on a terminal
-    python generate.py --chat --html answer.html "Who was Ada?"   # a page, with numbers for each token
-
-After each token `generator.get_output(name)` gives what `{UNCERTAINTY}` names. `{library}`, which
-`{CONFIGURATION}` loads, is for {platform.system()} on {platform.machine()}; elsewhere put that of your platform in its place.
-"""
+    template = (_CLIENT / "README.md").read_text(encoding="utf-8")
+    return template.format(
+        name=file.path.name.split(".")[0],
+        version=__version__,
+        source=file.record.source.file or "a model in memory",
+        library=library,
+        platform=f"{platform.system()} on {platform.machine()}",
+    )
