@@ -16,7 +16,7 @@ _For = Annotated[
     typer.Option(
         "--for",
         metavar="|".join(STACKS),
-        help=f"What will run it: {'; '.join(f'{name}, {stack.what}' for name, stack in STACKS.items())}.",
+        help=f"What will run it: {'; '.join(f'{name} ({stack.what})' for name, stack in STACKS.items())}.",
         show_default=False,
     ),
 ]

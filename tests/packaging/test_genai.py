@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import onnx
 import pytest
 from support.environments import python_with
 from support.genai_folders import builder_folder
-from support.paths import MODELS, ROOT, TESTS
+from support.paths import BENCHMARKS, MODELS, ROOT, TESTS
 from support.texts import sentences
 
 import gapa_onnx
@@ -208,6 +209,26 @@ def test_the_example_generates_and_writes_a_page(case: Case, genai: Path, tmp_pa
         assert token["flagged"] == (round(token["pvalue"], 6) <= 0.05)
         assert len(token["alternatives"]) == 5
     assert page.read_text().count("tabindex=") == len(tokens)
+
+
+def test_the_code_of_the_page_runs(case: Case, genai: Path, tmp_path: Path):
+    text = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
+    (code,) = [
+        part.split("```")[0] for part in text.split("```python\n") if "og.Model" in part.split("```")[0]
+    ]
+    code = code.replace('"trusted"', repr(str(case.folder))).replace("max_length=200", "max_length=12")
+    (tmp_path / "page.py").write_text(code.replace("The capital of France is", "the cat"))
+    shown = run(genai, tmp_path / "page.py")
+    values = [float(value) for value in re.findall(r"\((\d\.\d\d)\)", shown)]
+    assert len(values) >= 5 and all(0 <= value <= 1 for value in values)
+
+
+def test_the_benchmark_compares_tokens_and_time(case: Case, genai: Path):
+    script = BENCHMARKS / "paper" / "language" / "generation.py"
+    found = json.loads(run(genai, script, case.built, case.folder, "--tokens", 12, "--json"))
+    assert found["same"] == found["prompts"] == 8 and 8 * 4 < found["tokens"] <= 8 * 12
+    for name in ("ratio", "control"):
+        assert 0 < found[name]["low"] <= found[name]["median"] <= found[name]["high"]
 
 
 @pytest.fixture
