@@ -22,7 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import onnxruntime_genai as og
+try:
+    import onnxruntime_genai as og
+except ImportError:
+    sys.exit("this needs onnxruntime-genai: pip install onnxruntime-genai")
 
 HERE = Path(__file__).resolve().parent
 NAMES = "uncertainty.json"
@@ -108,8 +111,11 @@ def generate(folder: Path, prompt: str, most: int, chat: bool, search: dict[str,
         raise SystemExit(
             "onnxruntime-genai does not understand this tokenizer.json: a part of the prompt has no token"
         )
+    room = _room(folder)
+    if len(ids) >= room:
+        raise SystemExit(f"the prompt has {len(ids)} tokens, and the model takes {room} with its answer")
     params = og.GeneratorParams(model)
-    params.set_search_options(max_length=min(len(ids) + most, _room(folder)), batch_size=1, **search)
+    params.set_search_options(max_length=min(len(ids) + most, room), batch_size=1, **search)
     generator, stream = og.Generator(model, params), tokenizer.create_stream()
     uncertainty = Uncertainty(folder, tokenizer)
     generator.append_tokens(ids)
@@ -187,6 +193,7 @@ h1 {{ font-size: 1.15rem; margin: 0 0 .25rem; }}
   font-size: .85rem; line-height: 1.6; min-height: 8.5rem; }}
 #panel table {{ border-collapse: collapse; width: 100%; }} #panel td {{ padding: 0 .5rem 0 0; vertical-align: middle; }}
 #panel td:last-child {{ text-align: right; font-variant-numeric: tabular-nums; }}
+@media (max-width: 36rem) {{ #panel > div {{ grid-template-columns: 1fr; min-height: 14rem; }} body {{ padding-bottom: 20rem; }} }}
 code {{ font: .95em ui-monospace, monospace; white-space: pre; }}
 .bar {{ display: block; height: .6em; background: var(--bar); border-radius: .2em; min-width: 1px; }}
 td.wide {{ width: 50%; }}
@@ -290,10 +297,15 @@ def main() -> None:
     search |= {"temperature": given.temperature} if sampling else {"top_k": 1}
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     tokens = []
-    for token in generate(given.folder, given.prompt, given.max_tokens, given.chat, search):
-        tokens.append(token)
-        print(coloured(token, given.by, colours), end="", flush=True)
+    try:
+        for token in generate(given.folder, given.prompt, given.max_tokens, given.chat, search):
+            tokens.append(token)
+            print(coloured(token, given.by, colours), end="", flush=True)
+    except KeyboardInterrupt:  # enough: what there is can still be looked at
+        pass
     print("\n")
+    if not tokens:
+        return
     print(*filter(None, [legend(given.by, colours), told(tokens)]), sep="\n", file=sys.stderr)
     if given.html:
         given.html.write_text(page(given.prompt, tokens, given.by), encoding="utf-8")
