@@ -81,7 +81,7 @@ def plan(answer: Mapping[str, Any], row_shapes: Mapping[str, tuple[int, ...]]) -
     would_add = [
         (
             "would add",
-            f"{name}_var, and what goes with {h['task']}"
+            f"{name}_{'token_var' if h['task'] == 'tokens' else 'var'}, and what goes with {h['task']}"
             if answer["variance_outputs"]
             else f"{name}_score and {name}_ood",
         )

@@ -33,8 +33,7 @@ class ConvertedFile:
 
 def converted_file(path: Path) -> ConvertedFile:
     """Read a converted file; a UserError for any other model."""
-    read_proto(path)  # with its weights: whatever is missing or leads elsewhere is said in a sentence
-    proto = onnx.load(path, load_external_data=False)
+    proto = without_weights(path)
     record = records.read(proto)
     if record is None:
         raise UserError(
@@ -45,6 +44,12 @@ def converted_file(path: Path) -> ConvertedFile:
     require_described(record.heads, outputs)
     inputs = frozenset(value.name for value in proto.graph.input)
     return ConvertedFile(path, record, inputs, outputs, external_files(proto), metadata(proto))
+
+
+def without_weights(path: Path) -> onnx.ModelProto:
+    """A model whose weights beside it are there, as its file names them, and are not read."""
+    read_proto(path)  # whatever is missing, cut short or leads elsewhere is said in a sentence
+    return onnx.load(path, load_external_data=False)
 
 
 def external_files(proto: onnx.ModelProto) -> tuple[str, ...]:

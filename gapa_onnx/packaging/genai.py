@@ -14,14 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import onnx
-
 from gapa_onnx import __version__
 from gapa_onnx.data import remembered
 from gapa_onnx.data.tokenizer import tokenizer_file
 from gapa_onnx.errors import DataWarning, UserError
 from gapa_onnx.model.load import file_sha256
-from gapa_onnx.packaging.converted import ConvertedFile, external_files, library_file, model_files
+from gapa_onnx.packaging.converted import (
+    ConvertedFile,
+    external_files,
+    library_file,
+    model_files,
+    without_weights,
+)
 from gapa_onnx.packaging.folder import File
 
 COMMAND = "pip install onnxruntime-genai && python {folder}/generate.py 'The capital of France is'"
@@ -197,7 +201,7 @@ def _named(name: str, where: str, beside: Path) -> Iterator[File]:
         raise UserError(f"there is no {name} in {beside}, which {where} names", "put it there")
     yield File(name, f"named by the configuration, {where}", beside / name)
     if name.endswith(".onnx"):
-        for data in external_files(onnx.load(beside / name, load_external_data=False)):
+        for data in external_files(without_weights(beside / name)):
             yield File(
                 str(PurePosixPath(name).parent / data),
                 f"the weights of {name}",

@@ -344,6 +344,13 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda b: edit(b, lambda m: m.update(vision={"filename": "eyes.onnx"})),
         "there is no eyes.onnx in",
     ),
+    "broken part": (
+        lambda b: (
+            edit(b, lambda m: m.update(vision={"filename": "tokenizer_config.json.onnx"}))
+            or (b / "tokenizer_config.json.onnx").write_text("{}")
+        ),
+        "is not an ONNX file",
+    ),
     "outside": (
         lambda b: edit(b, lambda m: m.update(vision={"filename": "../x.onnx"})),
         "leads out of the folder",
