@@ -19,6 +19,7 @@ from gapa_onnx.cli.convert import convert
 from gapa_onnx.cli.doctor import doctor
 from gapa_onnx.cli.evaluate import evaluate
 from gapa_onnx.cli.inspect import inspect
+from gapa_onnx.cli.package import package
 from gapa_onnx.cli.run import run
 from gapa_onnx.cli.threshold import threshold
 from gapa_onnx.cli.verify import verify
@@ -37,7 +38,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (convert, inspect, verify, run, evaluate, threshold, bench, doctor):
+for command in (convert, inspect, verify, run, evaluate, threshold, package, bench, doctor):
     app.command()(command)
 
 

@@ -12,7 +12,9 @@ import numpy as np
 
 from gapa_onnx.cli.console import console
 from gapa_onnx.cli.layout import new_table
+from gapa_onnx.cli.tokens import Reading, show_tokens, spoken_of
 from gapa_onnx.errors import UserError
+from gapa_onnx.model.caches import many_caches, names_told
 
 HEAD = 10  # rows in the table
 MOST_COLUMNS = 6  # elements of one output in the table, if the terminal is wide enough
@@ -46,7 +48,7 @@ class Predictions:
         }
         self.keep = keep
         self.rows = 0
-        self.spread = {name: _Spread() for name, head in self.heads.items() if "var" in head["outputs"]}
+        self.spread = {name: _Spread() for name, head in self.heads.items() if _variance(head) is not None}
         self.flags = {name: _Flags() for name, head in self.heads.items() if "ood" in head["outputs"]}
         self.images = {name: _Flags() for name, head in self.heads.items() if "image_ood" in head["outputs"]}
         self._pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.names}
@@ -61,7 +63,7 @@ class Predictions:
             if self.keep is None or self.rows < self.keep:
                 self._pieces[name].append(by_name[name])
         for name, spread in self.spread.items():
-            spread.add(by_name[self.heads[name]["outputs"]["var"]])
+            spread.add(by_name[str(_variance(self.heads[name]))])
         for name, flags in self.flags.items():
             flags.add(by_name[self.heads[name]["outputs"]["ood"]])
         for name, flags in self.images.items():
@@ -99,6 +101,12 @@ class Predictions:
                     "give data of one size",
                 ) from error
         return whole
+
+
+def _variance(head: Mapping[str, Any]) -> str | None:
+    """The output that holds the variance of a head, of its leading tokens where it has no other."""
+    outputs: Mapping[str, str] = head["outputs"]
+    return outputs.get("var", outputs.get("token_var"))
 
 
 def _of_one_size(pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -152,10 +160,23 @@ class _Flags:
 # ---------------------------------------------------------------------------- table
 
 
-def show(predictions: Predictions) -> None:
+def show(predictions: Predictions, reading: Reading | None = None) -> None:
     """The first rows, what each output says about them, and a line about all rows."""
     arrays = predictions.arrays()
-    means = _means(predictions)
+    tokens = None if reading is None else spoken_of(predictions.heads, arrays)
+    caches = many_caches(predictions.names)
+    means = [name for name in _means(predictions) if name not in (tokens, *caches)]
+    if reading is not None and tokens is not None:
+        show_tokens(tokens, predictions.heads[tokens], arrays, reading)
+    if means:
+        _show_elements(predictions, arrays, means)
+    if caches:
+        console().print(f"{names_told(caches)}: not shown; -o FILE writes all", soft_wrap=True)
+    _say_about_all(predictions)
+
+
+def _show_elements(predictions: Predictions, arrays: Arrays, means: Sequence[str]) -> None:
+    """The first rows and the first elements of outputs."""
     out = console()
     most = min(MOST_COLUMNS, max(1, out.width // CELL_WIDTH // max(1, len(means))))
     table = new_table()
@@ -175,7 +196,6 @@ def show(predictions: Predictions) -> None:
     out.print()
     for line in hidden:
         out.print(line, soft_wrap=True)
-    _say_about_all(predictions)
 
 
 def _means(predictions: Predictions) -> list[str]:

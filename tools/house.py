@@ -40,6 +40,7 @@ ROOMS = {
     "emit": "the variance graph, written beside the source",
     "settle": "left-out rows: weights, noise, thresholds",
     "measure": "verify, evaluate, bench",
+    "packaging": "folders that servers and runtimes take",
     "compiler": "the steps of a conversion, in order",
     FRONT_DOOR: "the names that users import",
     "cli": "the commands; alone in printing",

@@ -110,7 +110,7 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto) -> SourceModel:
             f"{_name(path)} uses opset {opset}; opsets {OLDEST_OPSET} and newer are supported",
             "raise it with onnx.version_converter.convert_version(model, 13)",
         )
-    digest = _hash(path) if path else sha256(given)
+    digest = file_sha256(path) if path else sha256(given)
     given, scratch = weights.put_outside(given)
     proto = _inline(in_order(given, _name(path)), path)
     if opset is None:
@@ -178,7 +178,8 @@ def read_inputs(path: Path) -> tuple[InputSpec, ...]:
     return _inputs(onnx.load(path, load_external_data=False))
 
 
-def _hash(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Of the bytes of a file; those of weights outside of it have no part in that."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

@@ -121,7 +121,7 @@ def read(path: Path) -> onnx.ModelProto:
             raise ValueError(f"{location} is cut short")
         tensor.CopyFrom(placed(tensor, whole))
     left = {tensor.name for tensor in large}
-    for tensor in _tensors(model):
+    for tensor in tensors(model):
         if is_outside(tensor) and tensor.name not in left:
             _load(tensor, folder)
     return model
@@ -220,7 +220,7 @@ def _size(tensor: onnx.TensorProto) -> int:
     return int(entries.get("length") or np.prod(tensor.dims, dtype=np.int64) * kind.itemsize)
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """All tensors of a model, also those in attributes and bodies."""
     yield from model.graph.initializer
     pending = [*model.graph.node, *(node for function in model.functions for node in function.node)]
