@@ -321,8 +321,7 @@ def _labels(name: str, array: np.ndarray) -> list[str]:
 
 def writer(path: Path) -> Callable[[Arrays], None]:
     """What writes a file of this kind, whole or not at all; found out before any work is done."""
-    from gapa_onnx.compiler import writable
-    from gapa_onnx.model.writing import replacing
+    from gapa_onnx.files import replacing, writable
 
     kind = path.suffix.lower()
     if kind not in _WRITERS:

@@ -36,6 +36,7 @@ from gapa_onnx.emit.emit import attach, emit
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
 from gapa_onnx.errors import UserError
+from gapa_onnx.files import writable
 from gapa_onnx.fit.calibrate import Calibration, calibrate
 from gapa_onnx.measure.budget import within_budget
 from gapa_onnx.measure.coverage import Coverage
@@ -264,17 +265,3 @@ def _written(converted: onnx.ModelProto, path: Path | None, checks: Sequence[Che
 def default_output(model: Path) -> Path:
     """MODEL.onnx becomes MODEL.gapa.onnx, beside it."""
     return model.with_name((model.stem if model.suffix == ".onnx" else model.name) + ".gapa.onnx")
-
-
-def writable(path: Path) -> Path:
-    """The path, if a file can be written there; found out before any work is done."""
-    folder = path.parent
-    if not folder.is_dir():
-        raise UserError(
-            f"cannot write {path}: the folder {folder} does not exist", "create it, or choose another"
-        )
-    if path.is_dir():
-        raise UserError(f"cannot write {path}: it is a folder", "give the name of a file")
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"cannot write {path}: no permission in {folder}", "choose another place")
-    return path
