@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, cast
@@ -15,7 +14,7 @@ from typing import Annotated, cast
 import typer
 
 from gapa_onnx.cli.bench import bench
-from gapa_onnx.cli.console import report, warnings_as_sentences
+from gapa_onnx.cli.console import report, trace, warnings_as_sentences
 from gapa_onnx.cli.convert import convert
 from gapa_onnx.cli.doctor import doctor
 from gapa_onnx.cli.evaluate import evaluate
@@ -94,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _cut_off(error)
     except (UserError, _UsageError, OSError, MemoryError) as error:
         if chosen.debug and not isinstance(error, _UsageError):
-            traceback.print_exc()
+            trace()
         report(*_sentence(error))
         return 2
     except (KeyboardInterrupt, typer.Abort):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gapa_onnx.cli import options
-from gapa_onnx.cli.console import note, progress_bar, quiet_runtime, say_if_portable
+from gapa_onnx.cli.console import console, note, progress_bar, quiet_runtime, say_if_portable
 
 if TYPE_CHECKING:
     from gapa_onnx.cli.predictions import Predictions
@@ -34,7 +34,8 @@ def run(
     preparation: options.Prepared,
 ) -> int:
     """Run a converted file, or any other model, over data."""
-    from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
+    from gapa_onnx.cli.answer_files import writer
+    from gapa_onnx.cli.predictions import HEAD, Predictions, show
     from gapa_onnx.data import open_data, remembered
     from gapa_onnx.model.load import read_inputs
     from gapa_onnx.presence import require_described
@@ -64,7 +65,8 @@ def run(
     _say_what_was_left_out(source, collected)
     if write:
         write(collected.arrays())
-        print(f"{predictions}: {collected.rows} rows of {', '.join(collected.names)}")
+        told = f"{predictions}: {collected.rows} rows of {', '.join(collected.names)}"
+        console().print(told, soft_wrap=True)
     else:
         show(collected)
     return 0

@@ -136,7 +136,7 @@ def session_options(*, optimise: bool = True, threads: int = 0, quiet: bool = Tr
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3 if quiet else 2
+    options.log_severity_level = 4 if quiet else 2  # errors are raised, and then told once
     return options
 
 
