@@ -2,7 +2,7 @@
 
     folder        .npy, .npz, ONNX test data (test_data_set_*/input_*.pb), images or text, also in sub-folders
     file          one .npy, .npz, .pb, .csv, .parquet or image; text as .txt (a document a line) or .jsonl
-    loader        path/to/loader.py:function, a function without arguments that yields dicts name -> array
+    loader        path/to/loader.py:function, a function without arguments that yields dicts name -> array; its code is run
     Python        a dict of arrays, an iterable of dicts, a function, or an onnxruntime CalibrationDataReader
 
 Rows with NaN or infinities are passed on: whoever uses the data counts them.
