@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -96,6 +97,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trace()
         report(*_sentence(error))
         return 2
+    except Exception as error:
+        if chosen.debug:
+            trace()
+        report(*_damaged_model(arguments, error))
+        return 2
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:
@@ -114,6 +120,17 @@ def _sentence(error: Exception) -> tuple[str, str | None]:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}", "make room, or see to the permissions, and call again"
     return "there is not enough memory", "give a smaller `batch_size`, less data or a smaller model"
+
+
+def _damaged_model(arguments: Sequence[str] | None, error: Exception) -> tuple[str, str]:
+    """What nobody has expected, where it is a model that is wrong; raised again where it is not, which is a bug of ours."""
+    from gapa_onnx.sessions.inference import told_against
+
+    for given in sys.argv[1:] if arguments is None else arguments:
+        wrong = told_against(Path(given)) if given.endswith(".onnx") and Path(given).is_file() else None
+        if wrong is not None:
+            return f"{given} is damaged: {wrong}", "export the model again"
+    raise error
 
 
 def _cut_off(error: BrokenPipeError | SystemExit) -> int:

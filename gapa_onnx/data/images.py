@@ -165,8 +165,7 @@ def image_bundles(files: Sequence[Path], layout: ImageLayout) -> Iterator[Bundle
 def load_image(path: Path, layout: ImageLayout) -> Array:
     """One image as a row: (C, H, W) or (H, W, C), uint8 as stored or float (x / 255 − mean) / std."""
     Image = require_pillow()
-    # Whatever a decoder raises at damaged bytes, SyntaxError and struct.error among it, is about the file.
-    with reading(path, Exception), Image.open(path, formats=FORMATS) as image:
+    with reading(path), Image.open(path, formats=FORMATS) as image:
         image.load()
         if image.mode.startswith("I"):
             # 16-bit grey: converting clips at 255, so bring it to 8 bits first; 65535 = 257 · 255

@@ -15,6 +15,7 @@ from gapa_onnx import __path__ as PACKAGE_FOLDERS
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import read_proto
 from gapa_onnx.model.opening import open_proto
+from gapa_onnx.model.weights import require_own_data
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
 
 LIBRARY_VARIABLE = "GAPA_ONNX_LIBRARY"
@@ -94,6 +95,8 @@ def session(
         lower_neighbours(model, k)
         return open_session(model, "the model", options, providers)
     source = path if isinstance(path, bytes) else os.fspath(path)
+    if not isinstance(path, bytes):
+        require_own_data(Path(path))
     return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
 
 

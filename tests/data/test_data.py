@@ -726,7 +726,7 @@ REFUSED = {
     "no bytes": (text("a.npy", ""), (X,), ["a.npy", "cannot be read"]),
     "truncated .npz": (truncated(write_npz), (X,), ["a.npz", "cannot be read"]),
     "flipped byte": (flipped, (X,), ["a.npz", "CRC"]),
-    "lying header": (lying_header, (X,), ["a.npz", "99 rows"]),
+    "lying header": (lying_header, (X,), ["a.npz", "(99, 4)"]),
     "truncated .pb": (truncated(write_pb), (X,), ["input_0.pb", "cannot be read"]),
     "empty .pb": (text("a.pb", ""), (X,), ["a.pb", "no tensor"]),
     "missing .pb": (lambda f: write_pb(f).parent, TWO, ["'ids'"]),
