@@ -47,6 +47,7 @@ from gapa_onnx.plan.scores import (
     valid_positions_of,
     with_flags,
 )
+from gapa_onnx.plan.soundness import emit_candidate_deviation, emit_deviation, flagged_unless_sound
 from gapa_onnx.record import PointsRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.covariance import cholesky, output_covariance
@@ -116,7 +117,8 @@ def answer(
         scores = strange_by_witnesses(source, graph, head, roles["score"], entropy, testimony)
     else:
         scores = [Scored("score", roles["score"], score_rank(head), settings.score)]
-    flagged = with_flags(source, graph, head, scores, spread)
+    deviation = emit_deviation(source, graph, head, roles)
+    flagged = with_flags(source, graph, head, scores, spread, deviation)
     found = Answer({**roles, **flagged.roles}, flagged.spread, scores=flagged.scores, promises=promises)
     return _with_sets(source, graph, head, found, settings) if labelled else found
 
@@ -169,10 +171,12 @@ def _detection(
         roles = {"var": variances[head.output], **roles}
     kind = settings.score if settings.score == "epistemic" else "variance"
     scored = [Scored("score", roles["score"], 2, kind), Scored("image_score", roles["image_score"], 1, kind)]
-    found = with_flags(source, graph, head, scored, spread)
+    found = with_flags(source, graph, head, scored, spread, emit_candidate_deviation(graph, roles, 2))
     if "selected_score" in roles:
         table = found.scores["score"].table
-        rare = read_p_value(graph, roles["selected_score"], 1, table, f"{head.output}/selected_p")
+        score = roles["selected_score"]
+        known = score + emit_candidate_deviation(graph, roles, 1, "selected_")
+        rare = read_p_value(graph, score, 1, table, f"{head.output}/selected_p", known)
         roles["selected_pvalue"] = rare
         roles["selected_ood"] = emit_flag(graph, rare, table, f"{head.output}/selected_ood")
     return Answer({**roles, **found.roles}, spread, scores=found.scores)
@@ -206,9 +210,10 @@ def with_noise(
     with graph.scope(f"{head.output}/total_var"):
         total = epistemic + aleatoric
     bounds, promises = emit_interval(graph, head, mean, total)
+    roles = {**answer.roles, "aleatoric_var": aleatoric, "total_var": total, **bounds}
     return replace(
         answer,
-        roles={**answer.roles, "aleatoric_var": aleatoric, "total_var": total, **bounds},
+        roles={**roles, **flagged_unless_sound(source, graph, head, roles, "total_var")},
         noise=tensors,
         promises=joined(answer.promises, promises),
     )

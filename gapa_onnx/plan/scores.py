@@ -22,6 +22,7 @@ from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads.lengths import LengthTensors, level_score
 from gapa_onnx.plan.heads.pvalues import TableTensors, emit_flag, emit_p_value
 from gapa_onnx.plan.heads.strangeness import Testimony, WitnessTensors, emit_strangeness
+from gapa_onnx.plan.soundness import beside
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.masks import tensor_of, valid_in
 
@@ -120,10 +121,16 @@ def score_rank(head: Head) -> int:
 
 
 def with_flags(
-    source: SourceModel, graph: VarianceGraph, head: Head, scores: Sequence[Scored], spread: Value
+    source: SourceModel,
+    graph: VarianceGraph,
+    head: Head,
+    scores: Sequence[Scored],
+    spread: Value,
+    deviation: Value | None = None,
 ) -> Flagged:
     """The scores as the file has them, their p-values and flags: 0 and no flag at padding where positions have their
-    own, and levelled over lengths where an input has one."""
+    own, and levelled over lengths where an input has one. What has no finite `deviation` is flagged (`soundness`)."""
+    whole_rank = max(one.rank for one in scores)
     roles: dict[str, Value] = {}
     values: dict[str, ScoreValues] = {}
     for one in scores:
@@ -148,7 +155,8 @@ def with_flags(
                 None if ranked is None else level_score(graph, ranked, told, prefix, logarithmic, lengths)[0]
             )
         served = value if ranked is None else ranked
-        rare, table = emit_p_value(graph, served, one.rank, prefix, known_by=value)
+        known = beside(source, graph, head, value, deviation, one.rank, whole_rank)
+        rare, table = emit_p_value(graph, served, one.rank, prefix, known_by=known)
         flag = emit_flag(graph, rare, table, f"{head.output}/{whose}ood")
         if valid is not None:
             with graph.scope(f"{head.output}/{whose}ood"):
