@@ -32,7 +32,7 @@ from gapa_onnx.data import (
     require_apart,
 )
 from gapa_onnx.data.text import CALIBRATION_TOKENS
-from gapa_onnx.emit.emit import attach, emit
+from gapa_onnx.emit.emit import emit, seal
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
 from gapa_onnx.errors import UserError
@@ -133,7 +133,7 @@ def convert(
     numbers = settle(template, calibration, data, settings, held, progress)
     converted = emit(template, numbers, calibration, settings, spent, held)
     checks = _verified(source, converted, calibration, allow_uncovered, progress)
-    _tell_uncovered(converted, checks)
+    _seal(converted, checks)
     return Conversion(converted, _written(converted, path, checks), plan, calibration, numbers, checks)
 
 
@@ -237,21 +237,18 @@ def _verified(
     return tuple(checks)
 
 
-def _tell_uncovered(converted: onnx.ModelProto, checks: Sequence[Check]) -> None:
-    """Put into the record what varies and has no variance."""
+def _seal(converted: onnx.ModelProto, checks: Sequence[Check]) -> None:
+    """Put into the record what varies and has no variance, and the digest of all."""
     uncovered = {
         output: text
         for check in checks
         if isinstance(check, Coverage)
         for output, text in check.uncovered.items()
     }
-    if uncovered:
-        record = require(converted, "the model")
-        heads = {
-            output: replace(head, uncovered=uncovered.get(output)) for output, head in record.heads.items()
-        }
-        bare = tuple(output for output in uncovered if output not in heads)
-        attach(converted, replace(record, heads=heads, uncovered=bare))
+    record = require(converted, "the model")
+    heads = {output: replace(head, uncovered=uncovered.get(output)) for output, head in record.heads.items()}
+    bare = tuple(output for output in uncovered if output not in heads)
+    seal(converted, replace(record, heads=heads, uncovered=bare))
 
 
 def _written(converted: onnx.ModelProto, path: Path | None, checks: Sequence[Check]) -> Path | None:

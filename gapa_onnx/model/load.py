@@ -115,7 +115,7 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto) -> SourceModel:
         )
     digest = _hash(path) if path else sha256(given)
     given, scratch = weights.put_outside(given)
-    proto = _inline(in_order(given, _name(path)), path)
+    proto = flattened(given, path)
     if opset is None:
         proto, opset = _with_default_domain(proto), OPSET_WHERE_NONE
     inferred = infer_shapes(proto)
@@ -197,6 +197,11 @@ def _hash(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def flattened(model: onnx.ModelProto, path: Path | None = None) -> onnx.ModelProto:
+    """The model as a converted one holds it: its nodes in order, its own functions in place of their calls."""
+    return _inline(in_order(model, _name(path)), path)
 
 
 def _inline(proto: onnx.ModelProto, path: Path | None) -> onnx.ModelProto:

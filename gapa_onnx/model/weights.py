@@ -229,7 +229,7 @@ class Writer:
             return tensor if len(held) < max(least, 1) else placed(tensor, self._add([held]))
         source = place_of(tensor)
         if source not in self._written:
-            self._written[source] = self._add(_pieces(source))
+            self._written[source] = self._add(pieces(source))
         return placed(tensor, self._written[source])
 
     def _add(self, pieces: Iterator[bytes] | list[bytes]) -> Place:
@@ -240,7 +240,7 @@ class Writer:
         return Place(self.location, offset, self.file.tell() - offset)
 
 
-def _pieces(place: Place) -> Iterator[bytes]:
+def pieces(place: Place) -> Iterator[bytes]:
     with open(place.file, "rb") as file:
         file.seek(place.offset)
         left = place.length

@@ -152,7 +152,7 @@ def test_damaged_records_are_told(capsys, answering, tmp_path, name, command):
     }[command]
     if name in ("half a character", "escapes"):  # odd, and not wrong
         if command in ("inspect", "threshold"):
-            assert outcome(capsys, command, *arguments)[0] == 0
+            assert outcome(capsys, command, *arguments)[0] == (1 if command == "inspect" else 0)
         return
     assert outcome(capsys, command, *arguments)[0] == 2
 
@@ -162,7 +162,7 @@ def test_flipped_records_are_told(capsys, answering, tmp_path):
     text = json.dumps(record).encode()
     for changed in cases(3, text):
         path = put(model, changed, tmp_path / "model.onnx")
-        assert outcome(capsys, "inspect", path)[0] in (0, 2)
+        assert outcome(capsys, "inspect", path)[0] in (0, 1, 2)
 
 
 # ------------------------------------------------------------------ data
