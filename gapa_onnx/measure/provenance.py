@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import onnx
 
@@ -40,7 +40,7 @@ def _faults(source: onnx.ModelProto, converted: onnx.ModelProto) -> Iterator[str
         held = weights.get(tensor.name)
         if held is None or not _same(tensor, held):
             yield f"the weight {tensor.name!r} is not what it was"
-    if _inputs(source.graph.input) != _inputs(converted.graph.input):
+    if _inputs(source.graph) != _inputs(converted.graph):
         yield "its inputs are others"
     opsets = {(entry.domain, entry.version) for entry in converted.opset_import}
     for entry in source.opset_import:
@@ -56,8 +56,10 @@ def _hash(node: onnx.NodeProto) -> bytes:
     return hashlib.sha256(node.SerializeToString(deterministic=True)).digest()
 
 
-def _inputs(values: Iterable[onnx.ValueInfoProto]) -> list[tuple[str, int]]:
-    return [(value.name, value.type.tensor_type.elem_type) for value in values]
+def _inputs(graph: onnx.GraphProto) -> list[tuple[str, int]]:
+    """What has to be fed: old files list their weights too."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [(one.name, one.type.tensor_type.elem_type) for one in graph.input if one.name not in weights]
 
 
 def _same(ours: onnx.TensorProto, theirs: onnx.TensorProto) -> bool:

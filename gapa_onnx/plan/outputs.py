@@ -80,15 +80,16 @@ def answer(
     prior: Mapping[str, float] | None = None,
     testimony: Testimony | None = None,
     labelled: bool = False,
+    watched: Sequence[str] = (),
 ) -> Answer:
     """Emit all that stands beside one output.
 
     `variances` are those of all tensors, `own` those that are born at each site, by its output, and `prior` the mean
-    prior variance there; `testimony` is what witnesses say. Classes of `labelled` rows have a temperature, and promises.
+    prior variance there; `testimony` is what witnesses say; where inputs that are `watched` hold what is no number, all is flagged. Classes of `labelled` rows have a temperature, and promises.
     """
     if head.detector is not None:
         born = [(value, (prior or {}).get(name, 1.0)) for name, value in own.items()]
-        return _detection(source, graph, head, variances, settings, born)
+        return _detection(source, graph, head, variances, settings, born, watched)
     # Of a vocabulary only on request: all of it would take as much as the head itself.
     roles = {} if _few_tokens(head, settings) else {"var": variances[head.output]}
     logits_var, factor = variances[head.logits], None
@@ -118,7 +119,7 @@ def answer(
     else:
         scores = [Scored("score", roles["score"], score_rank(head), settings.score)]
     deviation = emit_deviation(source, graph, head, roles)
-    flagged = with_flags(source, graph, head, scores, spread, deviation)
+    flagged = with_flags(source, graph, head, scores, spread, deviation, watched)
     found = Answer({**roles, **flagged.roles}, flagged.spread, scores=flagged.scores, promises=promises)
     return _with_sets(source, graph, head, found, settings) if labelled else found
 
@@ -163,6 +164,7 @@ def _detection(
     variances: Mapping[str, Value],
     settings: Settings,
     born: Sequence[tuple[Value, float]],
+    watched: Sequence[str],
 ) -> Answer:
     """All that stands beside a detector's class scores; a variance of the whole output only where all is asked for."""
     count = settings.candidates
@@ -171,7 +173,8 @@ def _detection(
         roles = {"var": variances[head.output], **roles}
     kind = settings.score if settings.score == "epistemic" else "variance"
     scored = [Scored("score", roles["score"], 2, kind), Scored("image_score", roles["image_score"], 1, kind)]
-    found = with_flags(source, graph, head, scored, spread, emit_candidate_deviation(graph, roles, 2))
+    deviation = emit_candidate_deviation(graph, roles, 2)
+    found = with_flags(source, graph, head, scored, spread, deviation, watched)
     if "selected_score" in roles:
         table = found.scores["score"].table
         score = roles["selected_score"]
@@ -182,13 +185,20 @@ def _detection(
     return Answer({**roles, **found.roles}, spread, scores=found.scores)
 
 
-def score_answer(source: SourceModel, graph: VarianceGraph, head: Head, site: Site, share: Value) -> Answer:
+def score_answer(
+    source: SourceModel,
+    graph: VarianceGraph,
+    head: Head,
+    site: Site,
+    share: Value,
+    watched: Sequence[str] = (),
+) -> Answer:
     """Emit the score of a file that has no variance: the unexplained share (…, 1), the mean over a row's queries."""
     with graph.scope(f"{head.output}/score"):
         if site.many and site.mask is not None and site.rank is not None:
             share = masked_mean(graph, share, valid_in(graph, source, site.mask), site.rank)
         score = graph.reduce("ReduceMean", graph.emit("Flatten", share, axis=1), [1], keepdims=False)
-    found = with_flags(source, graph, head, [Scored("score", score, 1, "share")], score)
+    found = with_flags(source, graph, head, [Scored("score", score, 1, "share")], score, None, watched)
     return Answer(found.roles, score, scores=found.scores)
 
 

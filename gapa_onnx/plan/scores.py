@@ -127,9 +127,11 @@ def with_flags(
     scores: Sequence[Scored],
     spread: Value,
     deviation: Value | None = None,
+    watched: Sequence[str] = (),
 ) -> Flagged:
     """The scores as the file has them, their p-values and flags: 0 and no flag at padding where positions have their
-    own, and levelled over lengths where an input has one. What has no finite `deviation` is flagged (`soundness`)."""
+    own, and levelled over lengths where an input has one. What has no finite `deviation`, or inputs of those `watched` that
+    are no numbers, is flagged (`soundness`)."""
     whole_rank = max(one.rank for one in scores)
     roles: dict[str, Value] = {}
     values: dict[str, ScoreValues] = {}
@@ -155,7 +157,7 @@ def with_flags(
                 None if ranked is None else level_score(graph, ranked, told, prefix, logarithmic, lengths)[0]
             )
         served = value if ranked is None else ranked
-        known = beside(source, graph, head, value, deviation, one.rank, whole_rank)
+        known = beside(source, graph, head, value, deviation, one.rank, whole_rank, watched)
         rare, table = emit_p_value(graph, served, one.rank, prefix, known_by=known)
         flag = emit_flag(graph, rare, table, f"{head.output}/{whose}ood")
         if valid is not None:

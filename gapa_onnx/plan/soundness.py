@@ -1,20 +1,26 @@
-"""What a flag goes by beside the score: whether the variances that it stands beside can be variances at all.
+"""What a flag goes by beside the score: whether the variances that it stands beside can be variances at all, and whether
+what was fed are numbers.
 
 A file whose numbers are damaged may give negative variances, or none, with a score that looks ordinary. The square root
 of a negative number is none, so that the mean standard deviation of an answer is finite exactly if all of its
-variances are finite and not negative.
+variances are finite and not negative. A layer may make an ordinary number of an infinity, as a saturating activation does; but who feeds one
+has broken something before. So inputs are looked at themselves, unless calibration rows held such values in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from gapa_onnx.model.dtypes import variance_dtype
 from gapa_onnx.model.load import SourceModel
+from gapa_onnx.plan.frontier import comes_from
 from gapa_onnx.plan.head import Head
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.masks import masked_mean, tensor_of, valid_in
+
+OLDEST_WATCHED = 9  # opset from which on rows can be counted at run time
 
 
 def emit_deviation(
@@ -68,11 +74,17 @@ def beside(
     deviation: Value | None,
     rank: int,
     whole: int,
+    watched: Sequence[str] = (),
 ) -> Value:
-    """What the p-value of a score is known by: a number that is finite if the score is and its variances are sound.
+    """What the p-value of a score is known by: a number that is finite if the score is, its variances are sound and the
+    inputs that are `watched` were numbers.
 
     `rank` is that of the score, `whole` that of the deviations, which are more where one score tells of many positions.
     """
+    inputs = emit_finite_inputs(source, graph, head, watched, score, rank)
+    if inputs is not None:
+        with graph.scope(f"{head.output}/known"):
+            score = score + inputs
     if deviation is None:
         return score
     if head.axis is not None and head.mask is not None and head.detector is None and whole > 1:
@@ -85,6 +97,52 @@ def beside(
         if rank < whole:
             deviation = graph.reduce("ReduceMean", deviation, list(range(rank, whole)), keepdims=False)
         return score + graph.cast(deviation, score.dtype)
+
+
+def watched_inputs(source: SourceModel, head: Head, unwatched: Collection[str]) -> tuple[str, ...]:
+    """The inputs of numbers, by rows, that an output is made of, but for those that may hold anything."""
+    tensor = source.tensors[head.logits] if head.logits in source.tensors else source.tensors[head.output]
+    return tuple(
+        spec.name
+        for spec in source.inputs
+        if spec.name not in unwatched
+        and spec.shape
+        and spec.dtype in (np.float16, np.float32, np.float64)
+        and comes_from(tensor, {spec.name})
+    )
+
+
+def emit_finite_inputs(
+    source: SourceModel, graph: VarianceGraph, head: Head, names: Sequence[str], score: Value, rank: int
+) -> Value | None:
+    """Emit 0 for each row of a score of this rank if what it was fed are numbers, else NaN; None if nothing is watched."""
+    shape = source.tensors[head.output].shape
+    rows = shape[0] if shape else None
+    found: Value | None = None
+    for name in names if graph.opset >= OLDEST_WATCHED else ():
+        held = source.tensors[name]
+        assert held.shape
+        axis = next((at for at, size in enumerate(held.shape) if isinstance(size, str) and size == rows), 0)
+        others = [at for at in range(len(held.shape)) if at != axis]
+        with graph.scope(f"{name}/finite"):
+            value = graph.cast(graph.tensor(name, held.dtype), variance_dtype(held.dtype))
+            value = graph.reduce("ReduceSum", value, others, keepdims=False) if others else value
+            term = graph.cast(value - value, score.dtype)
+        with graph.scope(f"{head.output}/finite"):
+            term = term if held.shape[axis] == rows else _spread_over(graph, term, score)
+            found = term if found is None else found + term
+    if found is None or rank < 2:
+        return found
+    with graph.scope(f"{head.output}/finite"):
+        return graph.unsqueeze(found, list(range(1, rank)))
+
+
+def _spread_over(graph: VarianceGraph, term: Value, like: Value) -> Value:
+    """Numbers of the rows of an input for those of an answer, which may have several for each, or one for all."""
+    count, own = graph.dimension(like, 0), graph.dimension(term, 0)
+    at = graph.emit("Mul", graph.positions(count), own, dtype=np.int64)
+    at = graph.emit("Div", at, count, dtype=np.int64)
+    return graph.emit("Gather", term, at, axis=0)
 
 
 def flagged_unless_sound(
