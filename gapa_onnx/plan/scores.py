@@ -157,7 +157,8 @@ def with_flags(
                 None if ranked is None else level_score(graph, ranked, told, prefix, logarithmic, lengths)[0]
             )
         served = value if ranked is None else ranked
-        known = beside(source, graph, head, value, deviation, one.rank, whole_rank, watched)
+        told_by = head.output if one.witnesses is None else one.witnesses.last.reads[0]
+        known = beside(source, graph, head, value, deviation, one.rank, whole_rank, told_by, watched)
         rare, table = emit_p_value(graph, served, one.rank, prefix, known_by=known)
         flag = emit_flag(graph, rare, table, f"{head.output}/{whose}ood")
         if valid is not None:

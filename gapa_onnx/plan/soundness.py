@@ -74,14 +74,16 @@ def beside(
     deviation: Value | None,
     rank: int,
     whole: int,
+    told_by: str,
     watched: Sequence[str] = (),
 ) -> Value:
     """What the p-value of a score is known by: a number that is finite if the score is, its variances are sound and the
     inputs that are `watched` were numbers.
 
-    `rank` is that of the score, `whole` that of the deviations, which are more where one score tells of many positions.
+    `rank` is that of the score, `whole` that of the deviations, which are more where one score tells of many positions;
+    `told_by` is the tensor whose rows have the score: of a place where witnesses speak, which may be others.
     """
-    inputs = emit_finite_inputs(source, graph, head, watched, score, rank)
+    inputs = emit_finite_inputs(source, graph, head, watched, score, rank, told_by)
     if inputs is not None:
         with graph.scope(f"{head.output}/known"):
             score = score + inputs
@@ -96,7 +98,17 @@ def beside(
     with graph.scope(f"{head.output}/known"):
         if rank < whole:
             deviation = graph.reduce("ReduceMean", deviation, list(range(rank, whole)), keepdims=False)
+        if _rows(source, told_by) != _rows(source, head.output) and told_by != head.output:
+            if graph.opset < OLDEST_WATCHED:
+                return score
+            deviation = _spread_over(graph, deviation, score)
         return score + graph.cast(deviation, score.dtype)
+
+
+def _rows(source: SourceModel, name: str) -> object:
+    """What a tensor says of its number of rows; what is not said is never the same as anything."""
+    shape = source.tensors[name].shape
+    return shape[0] if shape and shape[0] else object()
 
 
 def watched_inputs(source: SourceModel, head: Head, unwatched: Collection[str]) -> tuple[str, ...]:
@@ -113,11 +125,16 @@ def watched_inputs(source: SourceModel, head: Head, unwatched: Collection[str]) 
 
 
 def emit_finite_inputs(
-    source: SourceModel, graph: VarianceGraph, head: Head, names: Sequence[str], score: Value, rank: int
+    source: SourceModel,
+    graph: VarianceGraph,
+    head: Head,
+    names: Sequence[str],
+    score: Value,
+    rank: int,
+    told_by: str,
 ) -> Value | None:
     """Emit 0 for each row of a score of this rank if what it was fed are numbers, else NaN; None if nothing is watched."""
-    shape = source.tensors[head.output].shape
-    rows = shape[0] if shape else None
+    rows = _rows(source, told_by)
     found: Value | None = None
     for name in names if graph.opset >= OLDEST_WATCHED else ():
         held = source.tensors[name]
