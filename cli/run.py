@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gapa_onnx.cli import options
-from gapa_onnx.cli.console import note, progress_bar, quiet_runtime, say_if_portable
+from gapa_onnx.cli.console import console, note, progress_bar, quiet_runtime, say_if_portable
 
 if TYPE_CHECKING:
     from gapa_onnx.cli.predictions import Predictions
@@ -34,7 +34,8 @@ def run(
     preparation: options.Prepared,
 ) -> int:
     """Run a converted file, or any other model, over data."""
-    from gapa_onnx.cli.predictions import HEAD, Predictions, show, writer
+    from gapa_onnx.cli.answer_files import writer
+    from gapa_onnx.cli.predictions import HEAD, Predictions, show
     from gapa_onnx.cli.tokens import Reading
     from gapa_onnx.data import open_data, remembered
     from gapa_onnx.model.caches import names_told
@@ -69,7 +70,8 @@ def run(
     _say_what_was_left_out(source, collected)
     if write:
         write(collected.arrays())
-        print(f"{predictions}: {collected.rows} rows of {names_told(collected.names)}")
+        told = f"{predictions}: {collected.rows} rows of {names_told(collected.names)}"
+        console().print(told, soft_wrap=True)
     else:
         show(collected, reading)
     return 0

@@ -86,13 +86,20 @@ def run(python: Path, *arguments: object) -> str:
 # ---------------------------------------------------------------------- what is in it
 
 
+def weights_of(folder: Path) -> str:
+    """The file of the converted model's weights; its name tells what is in it."""
+    (name,) = (path.name for path in folder.glob("net.onnx.*.data"))
+    return name
+
+
 def test_the_folder_has_what_generation_needs(case: Case):
     assert LIBRARY is not None
+    weights = weights_of(case.built)
     assert {path.name for path in case.folder.iterdir()} == {
-        "genai_config.json", "net.onnx", "net.onnx.data", LIBRARY.name, "tokenizer.json", "tokenizer_config.json",
+        "genai_config.json", "net.onnx", weights, LIBRARY.name, "tokenizer.json", "tokenizer_config.json",
         "uncertainty.json", "generate.py", "README.md",
     }  # fmt: skip
-    for name in ("net.onnx", "net.onnx.data", "tokenizer.json", "tokenizer_config.json"):
+    for name in ("net.onnx", weights, "tokenizer.json", "tokenizer_config.json"):
         assert (case.folder / name).read_bytes() == (case.built / name).read_bytes()
     assert (case.folder / LIBRARY.name).read_bytes() == LIBRARY.read_bytes()
     assert (case.folder / "generate.py").read_bytes() == CLIENT.read_bytes()
@@ -133,7 +140,7 @@ def test_a_missing_tokenizer_comes_out_of_the_file(case: Case, tmp_path: Path):
 def test_what_lies_elsewhere_is_given_by_an_option(
     case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    for name in ("net.onnx", "net.onnx.data"):
+    for name in ("net.onnx", weights_of(case.built)):
         shutil.copy(case.built / name, tmp_path)
     (tmp_path / "package").mkdir()  # an empty folder may be there
     arguments = ["package", str(tmp_path / "net.onnx"), "--for", "genai", "-o", str(tmp_path / "package")]
@@ -315,7 +322,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "configuration": (without("genai_config.json"), "there is no genai_config.json in"),
     "tokenizer's settings": (without("tokenizer_config.json"), "there is no tokenizer_config.json in"),
     "tokenizer": (lost_vocabulary, "there is no tokenizer in"),
-    "weights": (without("net.onnx.data"), "the external data of"),
+    "weights": (lambda built: (built / weights_of(built)).unlink(), "the external data of"),
     "broken configuration": (written("genai_config.json", "{"), "is not JSON"),
     "list": (written("genai_config.json", "[]"), "is not a configuration"),
     "no decoder": (written("genai_config.json", "{}"), "names no decoder"),
