@@ -108,8 +108,7 @@ def rewrite(
     graph = result.graph
     testimony = witnesses.heard(graph, at_sites)
     prior = {name: float(np.mean(fits[name].prior_var, dtype=np.float64)) for name in own}
-    watched = _watched(plan, calibration)
-    answers = _answers(plan, result, own, prior, at_sites, settings, targets, testimony, labels, watched)
+    answers = _answers(plan, calibration, result, own, prior, at_sites, settings, targets, testimony, labels)
     infos, wanted, roles = _declared(plan, graph, answers)
     spreads, scores = _of_each(answers, "spread"), _scores(answers)
     additions = graph.to_proto([*wanted, *spreads.values(), *_ranked(answers)])
@@ -151,6 +150,7 @@ def _declared(
 
 def _answers(
     plan: Plan,
+    calibration: Calibration,
     result: Propagation,
     own: Mapping[str, Value],
     prior: Mapping[str, float],
@@ -159,9 +159,9 @@ def _answers(
     targets: Collection[str],
     testimony: Testimony,
     labels: Collection[str],
-    watched: Mapping[str, tuple[str, ...]],
 ) -> dict[str, Answer]:
     """What stands beside each output, in the order of the file."""
+    watched = _watched(plan, calibration)
     source, graph, answers = plan.source, result.graph, {}
     for output, head in _outputs_with_heads(plan):
         labelled = output.name in labels
