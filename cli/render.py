@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gapa_onnx.cli import render_places
-from gapa_onnx.cli.added import PROMISES, added, promise_line, threshold_line
+from gapa_onnx.cli.added import PROMISES, added, kept_of_data, promise_line, threshold_line
 from gapa_onnx.cli.console import console
 from gapa_onnx.cli.flags import as_flags
 from gapa_onnx.cli.layout import (
@@ -140,6 +140,7 @@ def converted(answer: Mapping[str, Any]) -> None:
         *_ports(answer),
         ("data", f"{record['data']['rows']} rows, {_dropped(record['data']['dropped'])}"),
         *_held_out(record["data"]),
+        kept_of_data(record),
         *_prepared(record),
         ("settings", ", ".join(f"{name} {value}" for name, value in record["settings"].items())),
     )

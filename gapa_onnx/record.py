@@ -111,6 +111,7 @@ class PlaceRecord:
     share: str  #: tensor: the unexplained share s of each query
     rows: int  #: queries that it was fitted to
     points: int  #: inducing points
+    least_rows: int  #: that each of these is the mean of, at least; 1 where calibration rows themselves are among them
     width: int
     k: int
     length_scale: float

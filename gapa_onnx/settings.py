@@ -196,6 +196,12 @@ class Settings:
         help="How inducing points, the remembered activations, are chosen from the calibration rows.",
         group=GAUSSIAN_PROCESS,
     )
+    private: int = count(
+        default=1,
+        help="Keep only inducing points that are means of at least so many calibration rows, so that none of these is "
+        "in the file.",
+        group=GAUSSIAN_PROCESS,
+    )
     m: str | int = word_or_count(
         "auto",
         help="Inducing points per site; auto takes 20 for each neighbour, so 1000; up to 40 where each token or "
@@ -329,6 +335,11 @@ def _require_consistent(settings: Settings) -> None:
         raise UserError(
             f"`index='ivfpq'` stores points as codes of its own, `points={settings.points!r}` has nothing to do",
             "leave out either of them",
+        )
+    if settings.private > 1 and settings.inducing != "kmeans":
+        raise UserError(
+            f"`inducing={settings.inducing!r}` keeps calibration rows themselves, which `private={settings.private}` rules out",
+            "leave `inducing` out: kmeans keeps means",
         )
     if settings.solver == "cached" and settings.index not in CACHED_INDEXES:
         raise UserError(

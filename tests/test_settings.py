@@ -44,6 +44,7 @@ BOUNDS: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
     "max_error": ((None, 0.001, 0.5), (0, 1, -0.1, NAN, "little")),
     "confidence": ((0.5, 0.99), (0, 1, NAN, "sure")),
     "inducing": (("kmeans", "fps", "random", "all"), ("grid", "")),
+    "private": ((1, 5), (0, -1, 2.5, "all")),
     "m": (("auto", 50, "700"), (0, "0", -1, "many", 60.5, "60.5")),
     "k": ((1, 50), (0, -1, 10.5, "ten")),
     "index": (("auto", "flat", "ivf", "hnsw", "ivfpq"), ("lsh", "")),
@@ -94,6 +95,7 @@ def test_the_command_line_refuses_the_same(capsys, name, value):
 def test_rules_between_settings():
     for choice, words in (
         ({"k": 60, "m": 59}, "`k=60` is more than `m=59`"),
+        ({"private": 5, "inducing": "all"}, "keeps calibration rows themselves"),
         ({"index": "ivfpq", "points": "int8"}, "`points='int8'` has nothing to do"),
         ({"solver": "cached", "index": "hnsw"}, "`index='hnsw'` is not for"),
     ):

@@ -218,6 +218,7 @@ def _place(tensors: SiteTensors, fit: SiteFit) -> dict[str, Any]:
         share=tensors.share,
         rows=fit.rows,
         points=len(fit.index.points),
+        least_rows=fit.least_rows,
         width=fit.index.points.shape[1],
         k=fit.k,
         length_scale=fit.length_scale,

@@ -107,8 +107,7 @@ def rewrite(
     graph = result.graph
     heard = witnesses.heard(graph, at_sites)
     prior = {name: float(np.mean(fits[name].prior_var, dtype=np.float64)) for name in own}
-    watched = _watched(plan, calibration)
-    answers = _answers(plan, result, own, prior, at_sites, settings, targets, heard, labels, watched)
+    answers = _answers(plan, calibration, result, own, prior, at_sites, settings, targets, heard, labels)
     infos, wanted, roles = _declared(plan, graph, answers)
     spreads, scores = _of_each(answers, "spread"), _scores(answers)
     additions = graph.to_proto([*wanted, *spreads.values(), *_ranked(answers)])
@@ -150,6 +149,7 @@ def _declared(
 
 def _answers(
     plan: Plan,
+    calibration: Calibration,
     result: Propagation,
     own: Mapping[str, Value],
     prior: Mapping[str, float],
@@ -158,9 +158,9 @@ def _answers(
     targets: Collection[str],
     heard: Heard,
     labels: Collection[str],
-    watched: Mapping[str, tuple[str, ...]],
 ) -> dict[str, Answer]:
     """What stands beside each output, in the order of the file."""
+    watched = _watched(plan, calibration)
     source, graph, answers = plan.source, result.graph, {}
     for output, head in _outputs_with_heads(plan):
         labelled = output.name in labels

@@ -40,6 +40,11 @@ def _faults(source: onnx.ModelProto, converted: onnx.ModelProto) -> Iterator[str
         held = weights.get(tensor.name)
         if held is None or not _same(tensor, held):
             yield f"the weight {tensor.name!r} is not what it was"
+    yield from _other_meanings(source, converted)
+
+
+def _other_meanings(source: onnx.ModelProto, converted: onnx.ModelProto) -> Iterator[str]:
+    """Why the same nodes would do something else."""
     if _inputs(source.graph) != _inputs(converted.graph):
         yield "its inputs are others"
     opsets = {(entry.domain, entry.version) for entry in converted.opset_import}

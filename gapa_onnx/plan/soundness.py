@@ -158,7 +158,10 @@ def _spread_over(graph: VarianceGraph, term: Value, like: Value) -> Value:
     """Numbers of the rows of an input for those of an answer, which may have several for each, or one for all."""
     count, own = graph.dimension(like, 0), graph.dimension(term, 0)
     at = graph.emit("Mul", graph.positions(count), own, dtype=np.int64)
-    at = graph.emit("Div", at, count, dtype=np.int64)
+    none = graph.cast(
+        graph.compare("Equal", count, graph.ints(0)), np.int64
+    )  # nothing is divided, but by something
+    at = graph.emit("Div", at, graph.emit("Add", count, none, dtype=np.int64), dtype=np.int64)
     return graph.emit("Gather", term, at, axis=0)
 
 
