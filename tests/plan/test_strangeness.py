@@ -20,7 +20,7 @@ EPS = float(np.finfo(np.float32).eps)
 ADDED = {
     LAST: (1e-12, lambda z: z / 2),
     EARLIER: (1e-12, lambda z: np.logaddexp(0, 4 * (z - 1.25))),
-    ENTROPY: (1e-7, lambda z: 0.25 * np.logaddexp(0, 2 * z)),
+    ENTROPY: (1e-7, lambda z: 0.375 * np.logaddexp(0, 2 * (z + 0.5))),
 }
 
 

@@ -4,14 +4,14 @@ Each of these numbers x is put on the scale of ordinary inputs,
 
     z = (log x − median) / (quantile .95 − median)          0 at the median of ordinary inputs, 1 where few are beyond
 
-and added up: the last place as it is, the entropy where it is not small, earlier places where all of them together are
-beyond the ordinary,
+and added up: the last place as it is, the entropy where it is not far below the ordinary, earlier places where all of them
+together are beyond it,
 
     beyond = softplus(4 (z_earlier − 1¼))                   z_earlier: the mean of the z of earlier places, on that scale too
-    score  = ½ z_last + beyond + ¼ softplus(2 z_entropy)
+    score  = ½ z_last + beyond + ⅜ softplus(2 (z_entropy + ½))
 
 An early place knows nothing of classes, and what it finds ordinary may still be of none; a network may be sure of what
-it has never seen. So neither takes anything away. Ordinary inputs are strange to one of several places more often than
+it has never seen. So neither takes anything away, or in the case of the entropy little. Ordinary inputs are strange to one of several places more often than
 to all of them, so that their mean tells more than each by itself. The score increases strictly in every share, also
 beyond all that was seen. The variance of a site is 1 + beyond times what its own place says: had variance been born at
 the earlier places, it would have arrived there too. What was chosen on what is in docs/decisions.md.
@@ -46,7 +46,7 @@ class Kind:
 
 LAST = Kind(1e-12, 0.5)
 EARLIER = Kind(1e-12, 4.0, 1.25, True)
-ENTROPY = Kind(1e-7, 2.0, 0.0, True, 0.25)
+ENTROPY = Kind(1e-7, 2.0, -0.5, True, 0.375)
 
 
 @dataclass(frozen=True)
