@@ -118,25 +118,27 @@ def _timed(case: Case, options: argparse.Namespace) -> tuple[float, float]:
 
 
 def _write(found: dict[Case, np.ndarray]) -> None:
-    path = HERE / "results" / "costs.csv"
     lines = []
     for case, pairs in found.items():
-        ratios, n = pairs[:, 0], len(pairs)
-        reach = float(student.ppf(0.975, n - 1) * ratios.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
-        mean = float(ratios.mean())
-        figures = {
-            "ratio": mean,
-            "low": mean - reach,
-            "high": mean + reach,
-            "control": float(pairs[:, 1].mean()),
-        }
-        known = {"network": case.network, "batch": case.batch, "processes": n}
-        lines.append({**known, **{name: round(value, 4) for name, value in figures.items()}, **machine()})
+        low, high = interval(pairs[:, 0])
+        means = pairs.mean(axis=0)
+        figures = {"ratio": means[0], "low": low, "high": high, "control": means[1]}
+        known = {"network": case.network, "batch": case.batch, "processes": len(pairs)}
+        lines.append(
+            {**known, **{name: round(float(value), 4) for name, value in figures.items()}, **machine()}
+        )
         say(f"{case.name}: " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-    with open(path, "w", newline="") as file:
+    with open(HERE / "results" / "costs.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(lines[0]))
         writer.writeheader()
         writer.writerows(lines)
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Where the mean of what these were drawn from is, with 95% confidence if they are normal."""
+    n = len(values)
+    reach = student.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
+    return float(values.mean() - reach), float(values.mean() + reach)
 
 
 if __name__ == "__main__":

@@ -315,13 +315,14 @@ def _reader(model: onnx.ModelProto) -> Callable[[np.ndarray], list[np.ndarray]]:
 
 
 def _passing(widths: list[int], weight: np.ndarray, bias: np.ndarray) -> onnx.ModelProto:
-    """x (n, all widths) → place0, place1, … , features → logits, where each is made of the one before and its own columns.
+    """x (n, all widths) → place0, place1, … → features → logits, where each is made of the one before and its own columns.
 
-    What one place adds to the next is zero, and none of the numbers is negative, so that a place is just its columns.
+    What one place adds to the next is zero, and none of the numbers is negative, so that a place is just its columns; all
+    but the features are maps of one position, (n, width, 1, 1), as the places that they stand for are maps.
     """
     names = [*(f"place{i}" for i in range(len(widths) - 1)), "features"]
     ends = np.cumsum([0, *widths])
-    constants = {"axis": np.array([1]), "weight": weight, "bias": bias}
+    constants = {"axis": np.array([1]), "map": np.array([2, 3]), "weight": weight, "bias": bias}
     nodes = []
     for i, name in enumerate(names):
         constants |= {f"start{i}": ends[i : i + 1], f"end{i}": ends[i + 1 : i + 2]}
@@ -329,9 +330,13 @@ def _passing(widths: list[int], weight: np.ndarray, bias: np.ndarray) -> onnx.Mo
         whole = f"columns{i}"
         if i:
             constants[f"nothing{i}"] = np.zeros((widths[i - 1], widths[i]), np.float32)
-            nodes.append(helper.make_node("MatMul", [names[i - 1], f"nothing{i}"], [f"added{i}"]))
+            nodes.append(helper.make_node("Flatten", [names[i - 1]], [f"flat{i}"]))
+            nodes.append(helper.make_node("MatMul", [f"flat{i}", f"nothing{i}"], [f"added{i}"]))
             nodes.append(helper.make_node("Add", [whole, f"added{i}"], [f"whole{i}"]))
             whole = f"whole{i}"
+        if name != "features":
+            nodes.append(helper.make_node("Unsqueeze", [whole, "map"], [f"map{i}"]))
+            whole = f"map{i}"
         nodes.append(helper.make_node("Relu", [whole], [name]))
     nodes.append(helper.make_node("Gemm", ["features", "weight", "bias"], ["logits"], transB=1))
     value = helper.make_tensor_value_info
