@@ -8,7 +8,7 @@ and added up: the last place as it is, the entropy where it is not far below the
 together are beyond it,
 
     beyond = softplus(4 (z_earlier − 1¼))                   z_earlier: the mean of the z of earlier places, on that scale too
-    score  = ½ z_last + beyond + ⅜ softplus(2 (z_entropy + ½))
+    score  = ½ z_last + beyond + ⅓ softplus(2 (z_entropy + ½))
 
 An early place knows nothing of classes, and what it finds ordinary may still be of none; a network may be sure of what
 it has never seen. So neither takes anything away, or in the case of the entropy little. Ordinary inputs are strange to one of several places more often than
@@ -46,7 +46,7 @@ class Kind:
 
 LAST = Kind(1e-12, 0.5)
 EARLIER = Kind(1e-12, 4.0, 1.25, True)
-ENTROPY = Kind(1e-7, 2.0, -0.5, True, 0.375)
+ENTROPY = Kind(1e-7, 2.0, -0.5, True, 1 / 3)
 
 
 @dataclass(frozen=True)
