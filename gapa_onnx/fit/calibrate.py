@@ -188,7 +188,8 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
     how, metrics = _geometry(collector, rows, settings, collected)
     rows = how(rows)
     length_scale = _length_scale(site, rows, settings, collected.inputs)
-    wanted = settings.points_for(rows.shape[1], site.many, site.chosen, witness)
+    pooled = site.layout is Layout.POOLED
+    wanted = settings.points_for(rows.shape[1], site.many, site.chosen, witness, pooled)
     chosen = inducing.select(
         settings.inducing,
         rows,

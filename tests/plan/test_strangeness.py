@@ -20,7 +20,7 @@ EPS = float(np.finfo(np.float32).eps)
 ADDED = {
     LAST: (1e-12, lambda z: z / 2),
     EARLIER: (1e-12, lambda z: np.logaddexp(0, 4 * (z - 1.25))),
-    ENTROPY: (1e-7, lambda z: 0.25 * np.logaddexp(0, 2 * z)),
+    ENTROPY: (1e-7, lambda z: np.logaddexp(0, 2 * (z + 0.5)) / 3),
 }
 
 
@@ -229,7 +229,7 @@ def test_the_score_of_a_file_by_its_record(held_out):
 
     by_shares = z(made.last, numbers[0], 1e-12) + np.logaddexp(0, z(made.earlier, numbers[1], 1e-12))
     entropy = z(made.entropy, of_classes(logits), 1e-7)
-    whole = by_shares + 0.25 * np.logaddexp(0, entropy)
+    whole = by_shares + np.logaddexp(0, entropy) / 3
     np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-4)
     # Entropies of rows that the model was fitted to are too small to be ranked by.
     np.testing.assert_allclose(ranked, whole if held_out else by_shares, rtol=1e-5, atol=1e-4)
