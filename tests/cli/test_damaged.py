@@ -425,3 +425,45 @@ def test_weights_beside_the_model_are_read(capsys, tmp_path):
     path = elsewhere(tmp_path, "beside")
     assert outcome(capsys, "run", path, "--data", MODELS / "digits_mlp_heldout.npz")[0] == 0
     assert gapa_onnx.session(path).get_inputs()
+
+
+# ------------------------------------------------------------------ models that are well-formed and make no sense
+
+
+def rewired(model: onnx.ModelProto, generator: np.random.Generator) -> None:
+    """Change one thing of a graph that leaves it a graph."""
+    nodes, weights = model.graph.node, model.graph.initializer
+
+    def one_of(held):  # a repeated field has no type of its own
+        return held[int(generator.integers(len(held)))]
+
+    node = one_of(nodes)
+    names = [name for other in nodes for name in other.output] + [weight.name for weight in weights]
+    changes: list[Callable[[], object]] = [
+        lambda: node.input.append(one_of(names)),
+        lambda: node.input and node.input.__setitem__(0, one_of(names)),
+        lambda: node.input and node.input.pop(),
+        lambda: node.output.append(one_of(names)),
+        lambda: node.output.__setitem__(0, one_of(names)),
+        lambda: setattr(node, "op_type", one_of(["Relu", "Conv", "Gather", "Loop", "Split", "Constant", "Nope"])),
+        lambda: node.attribute and node.attribute.pop(),
+        lambda: [one_of(a.ints) and a.ints.__setitem__(0, one_of([-1, 0, 1 << 62])) for a in node.attribute if a.ints],
+        lambda: one_of(weights).dims.__setitem__(0, one_of([0, 1, 1 << 40])),
+        lambda: setattr(one_of(model.graph.input[0].type.tensor_type.shape.dim), "dim_value", one_of([-1, 0, 1 << 40])),
+        lambda: nodes.append(node),
+    ]  # fmt: skip
+    one_of(changes)()
+
+
+@pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn"])
+def test_rewired_models_are_answered_or_refused(capsys, tmp_path, name):
+    path, codes = tmp_path / "model.onnx", []
+    data = MODELS / f"{name}_heldout.npz"
+    for number in range(FLIPS):
+        generator = np.random.default_rng([6, number])
+        model = onnx.load(MODELS / f"{name}.onnx")
+        rewired(model, generator)
+        path.write_bytes(model.SerializeToString())
+        more = ["run", path, "--data", data] if number % 4 == 0 else ["inspect", path]
+        codes.append(outcome(capsys, *more)[0])
+    assert {0, 2} == set(codes)
