@@ -35,9 +35,8 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
 QUANTILE = 0.95  # of ordinary inputs, that is at 1
-NARROWEST = (
-    0.05  # between the median and that quantile: where all data are alike, every difference would be huge
-)
+NARROWEST = 0.05  # between the median and that quantile: where all are alike, every difference would be huge
+FARTHEST = 200.0  # nats behind the most probable class: what lies there has a probability of 0 in float32
 
 
 @dataclass(frozen=True)
@@ -181,15 +180,16 @@ def emit_strangeness(
 def emit_entropy(graph: VarianceGraph, logits: Value, link: str, scope: str, axis: int = 1) -> Value:
     """The entropy (…, 1) of the source's own prediction from its logits (…, C); of labels the sum over them.
 
-    Each term is positive, so that nothing cancels where the prediction is sure.
+    Each term is positive, so that nothing cancels where the prediction is sure. A class that is ruled out, by a logit of
+    minus infinity, has no part in it.
     """
     with graph.scope(scope):
         if link == "sigmoid":
-            size = graph.emit("Abs", logits)
-            rest = (-size).exp()  # odds of the less probable answer
-            terms = graph.emit("Log", 1.0 + rest) + size * rest / (1.0 + rest)
+            behind = graph.at_least(-graph.emit("Abs", logits), -FARTHEST)
+            rest = behind.exp()  # odds of the less probable answer
+            terms = graph.emit("Log", 1.0 + rest) - behind * rest / (1.0 + rest)
             return graph.reduce("ReduceSum", terms, [axis])
-        away = graph.reduce("ReduceMax", logits, [axis]) - logits
-        weight = (-away).exp()
+        behind = graph.at_least(logits - graph.reduce("ReduceMax", logits, [axis]), -FARTHEST)
+        weight = behind.exp()
         total = graph.reduce("ReduceSum", weight, [axis])
-        return graph.emit("Log", total) + graph.reduce("ReduceSum", weight * away, [axis]) / total
+        return graph.emit("Log", total) - graph.reduce("ReduceSum", weight * behind, [axis]) / total
