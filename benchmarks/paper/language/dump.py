@@ -41,9 +41,10 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class Dump:
-    """What was kept of all sets."""
+    """What was kept of these sets."""
 
     folder: Path
+    sets: tuple[str, ...] = ()
 
     def array(self, of: str, name: str) -> np.ndarray:
         """An array of a set, its finished rows, mapped from the file."""
@@ -105,8 +106,8 @@ def opened(path: Path, ends: Sequence[str], threads: int) -> Any:
 class Maker:
     """Runs the model over sets, as far as they are asked for."""
 
-    def __init__(self, folder: Path, path: Path, sets: Mapping[str, Sequences], threads: int):
-        self.dump, self.sets = Dump(folder), sets
+    def __init__(self, dump: Dump, path: Path, sets: Mapping[str, Sequences], threads: int):
+        self.dump, self.sets = dump, sets
         self._path, self._threads = path, threads
         self._session: Any = None
         self._ends: list[str] = []
@@ -209,4 +210,5 @@ def steps(sets: Mapping[str, Sequences]) -> Iterator[tuple[str, int | None]]:
         if name not in (CALIBRATION, WEB):
             yield name, None
     yield CALIBRATION, None
-    yield WEB, None
+    if WEB in sets:
+        yield WEB, None

@@ -81,23 +81,22 @@ def separation(
 
 
 def rejection_ratio(scores: np.ndarray, wrong: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """PRR of rejecting the largest scores (n,) where `wrong` (n,) tells the mistakes."""
+    """PRR of rejecting the largest scores (n,) where `wrong` (n,) tells the mistakes; NaN where all are or none is."""
     weights = np.ones(len(scores)) if weights is None else weights
     mistakes = wrong.astype(np.float64)
     rate = float((weights * mistakes).sum() / weights.sum())
     # areas under the error that is left, over the share that is kept, each beside rate/2 of chance
-    kept = [_area(order, mistakes, weights) for order in (_ties(scores, mistakes, weights), mistakes)]
+    kept = [_area(order, mistakes, weights) for order in (_without_ties(scores), mistakes)]
     chance = rate / 2
-    return (chance - kept[0]) / (chance - kept[1])
+    return (chance - kept[0]) / (chance - kept[1]) if kept[1] < chance else np.nan
 
 
-def _ties(scores: np.ndarray, mistakes: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The scores; among equal ones the order must say nothing, so it is random."""
-    del mistakes, weights
-    ranks = np.lexsort((np.random.default_rng(0).random(len(scores)), scores))
-    places = np.empty(len(scores))
-    places[ranks] = np.arange(len(scores))
-    return places
+def _without_ties(scores: np.ndarray) -> np.ndarray:
+    """Ranks of the scores; among equal ones the order must say nothing, so it is random."""
+    order = np.lexsort((np.random.default_rng(0).random(len(scores)), scores))
+    ranks = np.empty(len(scores))
+    ranks[order] = np.arange(len(scores))
+    return ranks
 
 
 def _area(scores: np.ndarray, mistakes: np.ndarray, weights: np.ndarray) -> float:
@@ -112,9 +111,12 @@ def rejection(
     scores: np.ndarray, wrong: np.ndarray, documents: np.ndarray, seed: int = 0, count: int = 50
 ) -> tuple[Figure, Figure]:
     """AUROC and PRR of "is this token wrong?" for scores, mistakes and documents of tokens (n,)."""
+    if wrong.all() or not wrong.any():
+        nothing = Figure(np.nan, np.nan)
+        return nothing, nothing
     generator = np.random.default_rng(seed)
     value = auroc(scores[~wrong], scores[wrong]), rejection_ratio(scores, wrong)
     weights = resampled(documents, generator, count)
     aurocs = weighted_auroc(scores[~wrong], scores[wrong], weights[:, ~wrong], weights[:, wrong])
     ratios = [rejection_ratio(scores, wrong, one) for one in weights]
-    return Figure(value[0], float(np.nanstd(aurocs))), Figure(value[1], float(np.std(ratios)))
+    return Figure(value[0], float(np.nanstd(aurocs))), Figure(value[1], float(np.nanstd(ratios)))

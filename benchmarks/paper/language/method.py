@@ -29,7 +29,7 @@ from language.texts import CALIBRATION
 
 OPSET = 17
 JITTER = 1e-6
-LEFT_OUT = 2000  # calibration rows whose left-out share tells τ
+LEFT_OUT = 500  # calibration rows whose left-out share tells τ
 AT_ONCE = 4096  # queries
 
 
