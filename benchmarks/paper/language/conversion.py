@@ -1,10 +1,11 @@
 """Peak memory and time of a conversion, by step.
 
-    python benchmarks/paper/language/conversion.py MODEL.onnx DATA.npz [--out FILE] [--rows N] [--json] [SETTING=VALUE …]
+    python benchmarks/paper/language/conversion.py MODEL.onnx DATA.npz [--out FILE] [--rows N] [--json] [--keep NAME]
+                                                  [SETTING=VALUE …]
 
 Prints one line for each step: seconds and CPU seconds, and the highest resident memory while it ran (of which `own` is not mapped from
 a file); then what the process had at most. `forward` is the time of the source model on the same rows, in the same
-batches, after the conversion: what no conversion can do without.
+batches, after the conversion: what no conversion can do without. `--keep` adds a line of that name to results/language_conversion.csv.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ STEPS = {
     "verify": "_verified",
     "write": "_written",
 }
+HERE = Path(__file__).resolve().parent
 SAMPLED = 0.02  # seconds between looks at the memory
 PAGE = resource.getpagesize()
 
@@ -140,6 +142,18 @@ def told(figures: dict[str, Any]) -> Iterator[str]:
     yield from figures["failed"]
 
 
+def keep(name: str, tokens: int, figures: dict[str, Any]) -> None:
+    """Add a line to the results."""
+    sys.path.insert(0, str(HERE.parents[1]))
+    from lines import Lines, machine
+
+    line: dict[str, Any] = {"form": name, "tokens": tokens, "peak_gb": round(figures["peak"] / 1e9, 3)}
+    line |= {what: round(figures[what], 1) for what in ("seconds", "cpu", "forward", "forward_cpu")}
+    Lines(HERE.parent / "results" / "language_conversion.csv", ("form", "tokens"), fresh=False).add(
+        line | machine()
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path)
@@ -148,6 +162,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rows", type=int)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--keep", metavar="NAME")
     given = parser.parse_args()
     with np.load(given.data) as held:
         rows = {name: held[name][: given.rows] for name in held.files}
@@ -160,6 +175,8 @@ def main() -> None:
             choices[name] = text
     figures = measured(given.model, rows, given.out, **choices)
     figures["forward"], figures["forward_cpu"] = forward_seconds(given.model, rows, figures["batch"])
+    if given.keep:
+        keep(given.keep, int(next(iter(rows.values())).size), figures)
     if given.json:
         print(json.dumps(figures))
         return
