@@ -30,6 +30,7 @@ from gapa_onnx.data import (
     hold_out,
     open_data,
     require_apart,
+    set_apart,
 )
 from gapa_onnx.data.text import CALIBRATION_TOKENS
 from gapa_onnx.emit.emit import attach, emit
@@ -125,7 +126,7 @@ def convert(
     require_convertible(plan, settings)
     prepared = prepared_for_calibration(images, text)
     data = open_calibration(calib, source, prepared, batch_size)
-    held = known_rows(plan, data, settings, (held_out, targets, labels), prepared, batch_size)
+    data, held = known_rows(plan, data, settings, (held_out, targets, labels), prepared, batch_size)
     others = None if strange is None else _strange_rows(strange, data, prepared)
     settings, plan, calibration, spent = _calibrated(plan, data, settings, budget, progress, others)
     template = rewrite(plan, calibration, settings, **_known(held))
@@ -176,15 +177,16 @@ def known_rows(
     given: tuple[Any, Any, Any],
     preparation: Preparation | None = None,
     batch_size: int | None = None,
-) -> HeldOut | None:
-    """The rows that promises rest on: those held out, or calibration rows with a known truth; None without either.
+) -> tuple[DataSource, HeldOut | None]:
+    """The calibration data, and the rows that promises rest on: those held out, or calibration rows with a known truth;
+    without either, documents of a text that are set apart from the data, or None.
 
     `given` are the held-out rows, targets and labels, as the user gave them.
     """
     held_out, targets, labels = given
     if held_out is None and targets is None and labels is None:
         require_labels(settings, plan, None)
-        return None
+        return set_apart(data, settings.seed)
     rows, whose = data, "calibration"
     if held_out is not None:
         rows, whose = open_data(held_out, plan.source.inputs, preparation, batch_size), "held-out"
@@ -192,7 +194,8 @@ def known_rows(
     classes = {} if labels is None else read_labels(labels, plan, rows, whose)
     require_labels(settings, plan, None if labels is None else classes)
     errors = settings.max_error is not None or settings.per_class == "yes"
-    return hold_out(rows, None if held_out is None else data, numbers, classes, errors, settings.seed)
+    apart = None if held_out is None else data
+    return data, hold_out(rows, apart, numbers, classes, errors, settings.seed)
 
 
 def _strange_rows(strange: Any, data: DataSource, preparation: Preparation) -> DataSource:

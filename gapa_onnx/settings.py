@@ -301,7 +301,7 @@ class Settings:
         """
         if not isinstance(self.m, str):
             return self.m
-        if chosen or witness:
+        if chosen or (witness and not many):
             return (CHOSEN_POINTS if chosen else WITNESS_POINTS) * self.k
         if not many:
             return LEAST_POINTS * self.k

@@ -333,7 +333,10 @@ def test_python_takes_a_tokenizer_and_strange_text(case):
         text=TextOptions(decoder_tokenizer(), seq_len=LENGTH, tokens=1200), **SMALL,
     )  # fmt: skip
     record = read(made.model)
-    assert record.data.rows == 75 and record.text.file is None and record.text.vocabulary == 300
+    # 75 sequences, of which documents with a third of them at most are set apart, where what is ordinary is counted
+    apart = record.data.held_out
+    assert record.data.rows + apart.counting == 75 and apart.among == "documents set apart"
+    assert 15 <= apart.counting <= 25 and record.text.file is None and record.text.vocabulary == 300
     with pytest.raises(UserError, match="strange inputs are calibration rows too"):
         gapa_onnx.convert(
             decoder(blocks=1), case.text("calib"), strange=case.text("calib"), task="logits=tokens", top_k=8,

@@ -5,7 +5,7 @@ reader -> Bundle (named, lazily read arrays) -> Binding (names, shapes and rows 
 """
 
 from gapa_onnx.data.batching import Batch
-from gapa_onnx.data.held_out import HeldOut, hold_out, require_apart
+from gapa_onnx.data.held_out import HeldOut, hold_out, require_apart, set_apart
 from gapa_onnx.data.remembered import Remembered, metadata, remembered
 from gapa_onnx.data.source import DataSource, open_data
 from gapa_onnx.data.spec import ImageOptions, InputSpec, Preparation, TextOptions
@@ -24,4 +24,5 @@ __all__ = [
     "open_data",
     "remembered",
     "require_apart",
+    "set_apart",
 ]

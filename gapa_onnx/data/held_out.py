@@ -21,6 +21,9 @@ from gapa_onnx.data.source import DataSource
 from gapa_onnx.errors import UserError
 
 MOST_FITTING = 2000  # rows of part A where a few numbers are fitted: temperature and τ
+APART = 1 / 3  # of the rows of a text, in documents that are set apart: points gain little from more rows
+FEWEST_DOCUMENTS = 6  # of which some are set apart
+MOST_GAUGED = 100  # rows of these that a few scales are found on
 MOST_COUNTING = 2000  # rows of part B where a noise head learns from part A, and gains from every row of it
 
 #: Share of part B among few known rows. A temperature gains from every row, and coverage 0.95 is kept by 19 of them; an
@@ -42,6 +45,7 @@ class HeldOut:
     labels: Truth = field(
         default_factory=dict, repr=False
     )  #: whole numbers, one or a map, -1 where not known
+    apart: bool = False  #: whether they are documents of the calibration text that were set apart
 
     @property
     def rows(self) -> int:
@@ -97,6 +101,22 @@ def hold_out(
     part = known & (digests <= np.sort(digests[known])[fitting - 1]) if fitting else np.zeros_like(known)
     others = ~part if calib is not None else known & ~part
     return HeldOut(data, part, others, calib is not None, targets, labels)
+
+
+def set_apart(data: DataSource, seed: int) -> tuple[DataSource, HeldOut | None]:
+    """Calibration text without some of its documents, and these, which are held out.
+
+    Sequences of one document are alike, so that each of them looks more ordinary beside the others than a new document
+    does: what is ordinary has to be counted on documents that nothing was fitted to. Without documents to spare, or where
+    each is one row, the data stay as they are.
+    """
+    parts = data.apart(APART, FEWEST_DOCUMENTS, seed)
+    if parts is None:
+        return data, None
+    kept, away = parts
+    every = np.ones(away.rows or 0, np.bool_)
+    some = np.random.default_rng(seed).permutation(len(every)) < MOST_GAUGED
+    return kept, HeldOut(away, some, every, exact=True, apart=True)
 
 
 def _fitting(rows: int, targets: Truth, labels: Truth, errors: bool) -> int:

@@ -15,6 +15,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,21 @@ class DataSource:
                 "inputs fix as their first dimension",
                 f"give at least {size} rows",
             )
+
+    def apart(self, share: float, fewest: int, seed: int) -> tuple[DataSource, DataSource] | None:
+        """Text without some of its documents, and these; None where the data are no text, or it has too few."""
+        parts = None if self.text is None else self.text.apart(share, fewest, seed)
+        if parts is None:
+            return None
+        kept, away = (
+            DataSource(
+                replace(self._reader, bundles=text.bundles, count=text.kept.count, text=text),
+                self.inputs,
+                self.batch_size,
+            )
+            for text in parts
+        )
+        return kept, away
 
     def check(self) -> None:
         """Refuse data of which not even the first rows fit, before any work is spent on them."""

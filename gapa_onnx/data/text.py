@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class Text:
     record: TextRecord
     tokenizer: TokenizerFile = field(repr=False)
     inputs: TokenInputs = field(repr=False)
-    kept: TokenRows = field(repr=False)
+    kept: TokenRows | SomeRows = field(repr=False)
     where: str
     pad: int
 
@@ -87,6 +87,21 @@ class Text:
         width = max(self.kept.lengths) if not self.padded else self.record.seq_len
         joined: Array = np.concatenate(parts)[:, :width]
         return joined
+
+    def apart(self, share: float, fewest: int, seed: int) -> tuple[Text, Text] | None:
+        """The text without some documents, and these: so many, drawn at random, that they have a share of the rows. None
+        where there are fewer documents than `fewest`, or where each is one row, which is then left out by itself."""
+        if not isinstance(self.kept, TokenRows) or self.record.rows == "documents":
+            return None
+        rows, owners = self.kept.count(), np.array(self.kept.documents)
+        numbers = np.unique(owners)
+        if len(numbers) < fewest or len(numbers) == rows:
+            return None
+        order = np.random.default_rng(seed).permutation(numbers)
+        counts = np.cumsum([(owners == number).sum() for number in order])
+        drawn = order[: max(1, int(np.searchsorted(counts, share * rows, "right")))]
+        away = np.isin(owners, drawn)
+        return replace(self, kept=SomeRows(self.kept, ~away)), replace(self, kept=SomeRows(self.kept, away))
 
     def require_a_sequence(self) -> None:
         """Refuse text that has not the tokens of one whole sequence: nothing can be learned from so little."""
@@ -215,8 +230,8 @@ def _sequences(
     most: int | None,
     whole_only: bool,
     where: str,
-) -> Iterator[list[int]]:
-    """The tokens of each row, until so many tokens have been read."""
+) -> Iterator[tuple[int, list[int]]]:
+    """The tokens of each row and the number of its document, until so many tokens have been read."""
     left = float("inf") if most is None else most
     rows = read = longest = 0
     for batch in _batches(texts):
@@ -228,7 +243,7 @@ def _sequences(
                         raise _too_few(most, len(piece))
                     return
                 left, rows = left - len(piece), rows + 1
-                yield piece
+                yield read, piece
     if not read:
         raise UserError(f"{where} holds no text", "give at least one line that is not empty")
     if not rows:
@@ -282,8 +297,9 @@ class TokenRows:
     Text is read once, whatever the number of passes, and memory holds a few rows.
     """
 
-    def __init__(self, made: Iterator[list[int]], width: int):
+    def __init__(self, made: Iterator[tuple[int, list[int]]], width: int):
         self.lengths: list[int] = []
+        self.documents: list[int] = []  # the number of each row's
         self._made, self._width = made, width
         self._file = tempfile.TemporaryFile()
         self._failure: Exception | None = None
@@ -312,15 +328,37 @@ class TokenRows:
         if self._failure is not None:  # a generator that failed looks finished the next time it is asked
             raise self._failure
         try:
-            tokens = next(self._made, None)
+            made = next(self._made, None)
         except Exception as error:
             self._failure = error
             raise
-        if tokens is None:
+        if made is None:
             return False
+        document, tokens = made
         row = np.zeros(self._width, np.int32)
         row[: len(tokens)] = tokens
         self._file.seek(4 * len(self.lengths) * self._width)
         self._file.write(row.tobytes())
         self.lengths.append(len(tokens))
+        self.documents.append(document)
         return True
+
+
+class SomeRows:
+    """Some of the rows of tokens that are kept, in their order."""
+
+    def __init__(self, rows: TokenRows, chosen: Array):
+        self._rows, self._chosen = rows, chosen  # (rows,) bool
+        self.lengths = [length for length, taken in zip(rows.lengths, chosen) if taken]
+
+    def count(self) -> int:
+        return len(self.lengths)
+
+    def read(self) -> Iterator[tuple[Array, Array]]:
+        """As TokenRows has them."""
+        start = 0
+        for tokens, lengths in self._rows.read():
+            taken = self._chosen[start : start + len(lengths)]
+            start += len(lengths)
+            if taken.any():
+                yield tokens[taken], lengths[taken]

@@ -192,7 +192,7 @@ def _record(
 
 
 def _held_out_record(held: HeldOut) -> HeldOutRecord:
-    among = "held-out rows" if held.exact else "calibration rows"
+    among = "documents set apart" if held.apart else "held-out rows" if held.exact else "calibration rows"
     return HeldOutRecord(int(held.fitting.sum()), int(held.counting.sum()), among)
 
 

@@ -33,7 +33,7 @@ from gapa_onnx.plan.candidates import selections
 from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.heads.noise import NoiseTensors
 from gapa_onnx.plan.heads.promises import PromiseTensors
-from gapa_onnx.plan.heads.strangeness import Gauge, Testimony
+from gapa_onnx.plan.heads.strangeness import Gauge, Heard, Testimony
 from gapa_onnx.plan.outputs import Answer, answer, declare, declare_scores, score_answer, with_noise
 from gapa_onnx.plan.scores import ScoreTensors, is_told_by
 from gapa_onnx.settings import Settings
@@ -105,9 +105,9 @@ def rewrite(
         return _scores_alone(plan, fits[plan.sites[0].output])
     result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
     graph = result.graph
-    testimony = witnesses.heard(graph, at_sites)
+    heard = witnesses.heard(graph, at_sites)
     prior = {name: float(np.mean(fits[name].prior_var, dtype=np.float64)) for name in own}
-    answers = _answers(plan, result, own, prior, at_sites, settings, targets, testimony, labels)
+    answers = _answers(plan, result, own, prior, at_sites, settings, targets, heard, labels)
     infos, wanted, roles = _declared(plan, graph, answers)
     spreads, scores = _of_each(answers, "spread"), _scores(answers)
     additions = graph.to_proto([*wanted, *spreads.values(), *_ranked(answers)])
@@ -155,7 +155,7 @@ def _answers(
     at_sites: Mapping[str, SiteTensors],
     settings: Settings,
     targets: Collection[str],
-    testimony: Testimony,
+    heard: Heard,
     labels: Collection[str],
 ) -> dict[str, Answer]:
     """What stands beside each output, in the order of the file."""
@@ -163,7 +163,7 @@ def _answers(
     for output, head in _outputs_with_heads(plan):
         labelled = output.name in labels
         found = answer(
-            source, graph, head, result.variances, plan.sites, own, settings, prior, testimony, labelled
+            source, graph, head, result.variances, plan.sites, own, settings, prior, heard, labelled
         )
         if output.name in targets:
             last = _last_reaching(graph, at_sites, found.roles["var"])
@@ -180,41 +180,53 @@ class _Witnesses:
         self.plan, self.calibration, self.held_out = plan, calibration, held_out
         self.tensors: list[SiteTensors] = []
         self.gauges: list[Gauge] = []
-        self._testimony: Testimony | None = None
+        self._heard: Heard | None = None
 
-    def _written(self, graph: VarianceGraph) -> Testimony:
-        if self._testimony is None:
-            self._testimony = Testimony(graph, self.held_out)
+    def _written(self, graph: VarianceGraph) -> Heard:
+        if self._heard is None:
+            self._heard = Heard(*(Testimony(graph, self.held_out, rank) for rank in (2, 3)))
             for fit in reversed(self.calibration.witnesses):
                 share, names = share_at(graph, self.plan.source, fit)
                 self.tensors.insert(0, names)
-                if fit.single:
-                    self._testimony.shares[fit.site.output] = share
-        return self._testimony
+                told = _that_hears(self._heard, fit)
+                if told is not None:
+                    told.shares[fit.site.output] = share
+        return self._heard
 
     def beyond(self, graph: VarianceGraph, site: Site) -> Value | None:
         """How far what lies in front of a site is beyond the ordinary, (N, 1); None where nobody tells, or where a
         sample has several queries."""
         fit = next(fit for fit in self.calibration.fits if fit.site.output == site.output)
-        shares = self._written(graph).shares
-        before = self.plan.source.tensors[site.query]
-        places = tuple(place for place in shares if is_told_by(self.plan.source, before, place))
-        if not (fit.single and places):
+        testimony = self._written(graph).samples
+        if not fit.single:
             return None
-        value, gauge = self._written(graph).beyond(places, f"{site.prefix}/beyond")
+        before = self.plan.source.tensors[site.query]
+        places = tuple(place for place in testimony.shares if is_told_by(self.plan.source, before, place))
+        if not places:
+            return None
+        value, gauge = testimony.beyond(places, f"{site.prefix}/beyond")
         self.gauges.append(gauge)
         return value
 
-    def heard(self, graph: VarianceGraph, at_sites: Mapping[str, SiteTensors]) -> Testimony:
-        """All that places with one query for each sample say, the last place first."""
-        testimony = self._written(graph)
-        single = [f for f in reversed(self.calibration.fits) if f.single]
-        sites = {
-            fit.site.output: at_sites[fit.site.output].share for fit in single if fit.site.output in at_sites
-        }
-        of_sites = {place: graph.tensor(share, np.dtype(np.float32)) for place, share in sites.items()}
-        testimony.shares = {**of_sites, **testimony.shares}
-        return testimony
+    def heard(self, graph: VarianceGraph, at_sites: Mapping[str, SiteTensors]) -> Heard:
+        """All that places say, the last place first."""
+        heard = self._written(graph)
+        of_sites: dict[int, dict[str, Value]] = {2: {}, 3: {}}
+        for fit in reversed(self.calibration.fits):
+            told = _that_hears(heard, fit)
+            if told is not None and fit.site.output in at_sites:
+                share = graph.tensor(at_sites[fit.site.output].share, np.dtype(np.float32))
+                of_sites[told.rank][fit.site.output] = share
+        for told in (heard.samples, heard.positions):
+            told.shares = {**of_sites[told.rank], **told.shares}
+        return heard
+
+
+def _that_hears(heard: Heard, fit: SiteFit) -> Testimony | None:
+    """Where the share of a place counts: among those of samples or of positions; None where it has other queries."""
+    if fit.single:
+        return heard.samples
+    return heard.positions if fit.by_position else None
 
 
 def _gauges(scores: Mapping[ScoreKey, ScoreTensors], witnesses: _Witnesses) -> tuple[Gauge, ...]:

@@ -25,7 +25,7 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import inducing, statistics
-from gapa_onnx.fit.choosing import USUAL, choose_geometry, metrics_for
+from gapa_onnx.fit.choosing import USUAL, choose_geometry, metrics_for, metrics_of_positions
 from gapa_onnx.fit.collect import HELD_OUT_ROWS, Collected, Collector, InputSample, collect
 from gapa_onnx.fit.geometry import Geometry, geometry_of, is_whitened
 from gapa_onnx.fit.reader import QueryReader
@@ -67,6 +67,7 @@ class SiteFit:
     storage_error: float  #: by which s moves at most on held-out rows since the points are rounded
     rows: int
     single: bool = True  #: whether each row of the data has one query
+    by_position: bool = False  #: or one for each position (N, T) of a sequence
     lift: float = 1.0  #: of what witnesses raise the own variance by; more where τ was held back
     #: mean AUROC of left-out rows against strange ones, by the metric that was tried; empty where none was chosen by it
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -225,6 +226,7 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
         storage_error=rounding_error(points, chosen, held_out, length_scale, jitter, k).max,
         rows=collector.seen,
         single=collector.one_each(collected.rows),
+        by_position=collector.by_position,
         judged={_digest(row): float(share) for row, share in zip(held_out, shares)},
     )
 
@@ -237,7 +239,9 @@ def _geometry(
     asked = settings.metric_at(site.chosen)
     # How large an error of a number is follows distances; which class is in doubt follows what tells classes apart.
     of_numbers = collected.propagates(collector) and not collected.classes
-    if asked == "auto" and (of_numbers or not collector.chooses or collector.axes != 2):
+    if asked == "auto" and collector.by_position and not of_numbers:
+        (asked,) = metrics_of_positions(rows.shape[1], collector.seen)
+    elif asked == "auto" and (of_numbers or not collector.chooses or collector.axes != 2):
         asked = "standardised" if site.standardised else USUAL
 
     def made(metric: str) -> Geometry:

@@ -40,6 +40,13 @@ def metrics_for(width: int, rows: int | None = None) -> tuple[str, ...]:
     return ("polar", "projected") if FEWEST_AXES <= width <= WIDEST_WHITENED else ("polar",)
 
 
+def metrics_of_positions(width: int, rows: int | None = None) -> tuple[str, ...]:
+    """The metric of the positions of sequences of this width: their whitened directions where there are rows enough to
+    tell these. Many tokens differ along few axes, and those that tell of a text are not among them."""
+    few = rows is not None and rows < ROWS_OF_FEATURE * width
+    return ("whitened-direction",) if FEWEST_AXES <= width <= WIDEST_WHITENED and not few else (USUAL,)
+
+
 def choose_geometry(
     candidates: Sequence[Geometry], rows: Array, strange: Mapping[str, Array], settings: Settings
 ) -> tuple[Geometry, dict[str, float]]:

@@ -14,12 +14,13 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.data import Batch, DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import statistics
-from gapa_onnx.fit.choosing import JUDGED, metrics_for
+from gapa_onnx.fit.choosing import JUDGED, metrics_for, metrics_of_positions
 from gapa_onnx.fit.geometry import is_whitened
 from gapa_onnx.fit.kept_rows import KeptRows
 from gapa_onnx.fit.reader import QueryReader, query_reader
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.head import Task
+from gapa_onnx.plan.witnesses import any_has_positions
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.sessions.feeding import TENSORS_PER_OUTPUT, Feeding, feeding
 from gapa_onnx.sessions.inference import row_count
@@ -70,7 +71,8 @@ def collect(
 
     Which geometry is right at a place is found by `strange` inputs, or by some that are made of the data.
     """
-    collectors = tuple(Collector(site, settings, len(plan.places)) for site in plan.places)
+    sequences = any_has_positions(plan.heads)
+    collectors = tuple(Collector(site, settings, len(plan.places), sequences) for site in plan.places)
     inputs = InputSample(settings.seed) if settings.length_scale == "input" else None
     kept = KeptRows(settings.seed) if any(collector.chooses for collector in collectors) else None
     reader = query_reader(plan, plan.places, settings)
@@ -78,7 +80,7 @@ def collect(
     if fed.size is not None:  # else the model's own answers tell how many rows a batch has
         reader = reader.pruned()
     rows, fed = _stream(reader, fed, collectors, inputs, kept, progress)
-    reader, collectors = _with_one_query_each(plan, reader, collectors, rows)
+    reader, collectors = _going_together(plan, reader, collectors, rows)
     collectors = _with_all_positions(plan, collectors, fed, settings, progress)
     classes = any(head.task not in (Task.REGRESSION, Task.NONE) for head in plan.heads)
     found: dict[str, dict[str, Array]] = {}
@@ -111,12 +113,14 @@ def _reader_of(
     return replace(reader, names=tuple(names)) if fed.size is None else reader.only(names, masks)
 
 
-def _with_one_query_each(
+def _going_together(
     plan: Plan, reader: QueryReader, collectors: tuple[Collector, ...], rows: int
 ) -> tuple[QueryReader, tuple[Collector, ...]]:
-    """Without witnesses that turned out to have other than one query for each sample: their first axis is another."""
+    """Without witnesses that turned out to have queries of another kind than those of samples, or of the positions that
+    the last site has: their axes are others."""
     witnesses = {site.output for site in plan.witnesses}
-    fit = [c.site.output not in witnesses or c.one_each(rows) for c in collectors]
+    last = [c for c in collectors if c.site.output not in witnesses][-1]
+    fit = [c.site.output not in witnesses or c.one_each(rows) or c.as_many_as(last) for c in collectors]
     names = tuple(name for name, good in zip(reader.names, fit) if good)
     return replace(reader, names=names), tuple(c for c, good in zip(collectors, fit) if good)
 
@@ -196,8 +200,9 @@ def _given(strange: DataSource, fed: Feeding) -> Iterator[tuple[str, Batch]]:
 class Collector:
     """Running statistics of one site."""
 
-    def __init__(self, site: Site, settings: Settings, sites: int):
+    def __init__(self, site: Site, settings: Settings, sites: int, sequences: bool = False):
         self.site = site
+        self.sequences = sequences  # whether positions of a sequence have scores of their own
         self.settings = settings
         self.budget = SAMPLE_BYTES // sites
         self.sample: statistics.RowSample | None = None  # made when the first batch tells the width
@@ -215,6 +220,17 @@ class Collector:
         """Whether each of so many rows of the data had one query, with no axis beside that of the rows."""
         return self.axes == 2 and self.seen + self.dropped == rows
 
+    def as_many_as(self, other: Collector) -> bool:
+        """Whether both have a query for each of the same positions (N, T)."""
+        both = self.by_position and other.by_position
+        return both and self.seen + self.dropped == other.seen + other.dropped
+
+    @property
+    def by_position(self) -> bool:
+        """Whether its queries are those of the positions (N, T) of a sequence."""
+        rows = self.site.layout is Layout.ROWS and not self.site.chosen
+        return self.sequences and rows and self.axes == 3
+
     @property
     def seen(self) -> int:
         """The rows that came and were finite."""
@@ -224,8 +240,8 @@ class Collector:
     def add(self, query: Array, feature_map: Array | None, valid: Array | None = None) -> None:
         """Take in the queries (…, d) of a batch; where positions are padding, `valid` (N, T) is false."""
         rows = query.reshape(-1, query.shape[-1]) if query.ndim else query.reshape(1, 1)  # (n, d)
-        sample = self.sample or self._begin(rows.shape[1])
         self.axes = max(self.axes, query.ndim)
+        sample = self.sample or self._begin(rows.shape[1])
         if rows.shape[1] != self.width:
             raise UserError(
                 f"site {self.site.name!r} is {self.width} wide on some calibration data and {rows.shape[1]} on others",
@@ -249,7 +265,10 @@ class Collector:
         self.width = width
         self.sample = statistics.RowSample(self._capacity(self.settings), width, self.settings.seed)
         asked = self.settings.metric_at(self.site.chosen)
-        candidates = metrics_for(width) if self.chooses else (asked,)
+        open_ = (
+            metrics_of_positions(width) if self.by_position else metrics_for(width) if self.chooses else ()
+        )
+        candidates = open_ if asked == "auto" else (asked,)
         self.moments = statistics.Moments(width, covariance=any(map(is_whitened, candidates)))
         self.channel_moments = statistics.Moments(width)  # used where the query is a pooled map
         return self.sample

@@ -205,7 +205,12 @@ def _beyond_by_witnesses(
     if native.shape != portable.shape or (np.isfinite(native) != np.isfinite(portable)).any():
         return float("inf")
     gauges = [gauge for gauge in (witnesses.last, witnesses.earlier) if gauge is not None]
-    least = np.min([shares[name].reshape(len(native)) for gauge in gauges for name in gauge.reads], axis=0)
+    held = [shares[name] for gauge in gauges for name in gauge.reads]
+    least = np.min(
+        [share.reshape(len(share), -1) for share in held], axis=0
+    )  # (N, 1), or (N, T) of positions
+    # A sequence moves by no more than the position of it that moves most.
+    least = least.ravel() if least.size == native.size else least.min(axis=1)
     moved = 2 * SHARE_TOLERANCE + SMALLEST_SHARE / np.maximum(least, SMALLEST_SHARE)
     allowed = _steepest(converted, witnesses) * moved
     known = np.isfinite(native)

@@ -82,7 +82,8 @@ def analyse(source: SourceModel, settings: Settings | None = None) -> Plan:
     heads = tuple(_heads(source, outputs, rehearsal, settings))
     certain = tuple(name for name in _floats(source) if name not in reached)
     sites = with_candidates(source, chosen, heads, settings.candidates)
-    found = find_witnesses(source, settings.witnesses, sites) if settings.score == "witnesses" else ()
+    asked = settings.witnesses if settings.score == "witnesses" else "none"
+    found = find_witnesses(source, asked, sites, heads)
     return Plan(
         source=source,
         sites=sites,

@@ -28,6 +28,9 @@ _LOOKUPS = {
 }
 _PACKED = ("GatherBlockQuantized",)  # of types that hold several numbers in one
 
+#: norms that also hand on the sum that they are of, by the number of that output
+_SUMS = {"SkipLayerNormalization": 3, "SkipSimplifiedLayerNormalization": 3}
+
 
 @dataclass(frozen=True, eq=False)
 class Cut:
@@ -42,8 +45,8 @@ def cut_tensors(network: Network, end: gs.Tensor) -> tuple[list[Cut], list[Cut]]
     """The tensors that all features which `end` is made of pass through, in the order of the graph: those with a layer
     between them and `end`, and those without.
 
-    Nodes are read in that order; where but one tensor of those made so far is still to be read, and no features begin
-    anew behind it, everything passes through it.
+    Nodes are read in that order; where but one tensor of those made so far is still to be read, or one and its norm, and
+    no features begin anew behind it, everything passes through it.
     """
     order = _nodes_before(network, end)
     begins = network.layers.keys() | _embeddings(network, order)
@@ -57,13 +60,26 @@ def cut_tensors(network: Network, end: gs.Tensor) -> tuple[list[Cut], list[Cut]]
         bent = bent or (id(node) in network.activations and not live.keys().isdisjoint(names_read(node)))
         live = {name: tensor for name, tensor in live.items() if last_read[name] > at}
         live |= {made.name: made for made in node.outputs if last_read.get(made.name, -1) > at}
-        if len(live) == 1 and at >= begun:
-            ((name, tensor),) = live.items()
+        tensor = _whole(list(live.values())) if at >= begun else None
+        if tensor is not None:
+            name = tensor.name
             before, behind = found
             kept = before if layers and at < layers[-1] else behind
             if name not in before:  # a mask may be made ready while it waits
                 kept.setdefault(name, Cut(tensor, depth, bent))
     return list(found[0].values()), list(found[1].values())
+
+
+def _whole(live: Sequence[gs.Tensor]) -> gs.Tensor | None:
+    """The one tensor that holds all that is still to be read, where there is one; of a sum and its norm the sum."""
+    if len(live) == 1:
+        return live[0]
+    makers = {id(tensor.inputs[0]): tensor.inputs[0] for tensor in live if tensor.inputs}
+    if len(makers) != 1:
+        return None
+    (maker,) = makers.values()
+    at = _SUMS.get(maker.op, len(maker.outputs))
+    return next((tensor for tensor in maker.outputs[at : at + 1] if tensor in live), None)
 
 
 def _last_read(order: Sequence[gs.Node], begins: AbstractSet[int]) -> tuple[dict[str, int], int]:

@@ -38,7 +38,7 @@ from gapa_onnx.plan.heads.promises import (
     joined,
 )
 from gapa_onnx.plan.heads.pvalues import emit_flag, read_p_value
-from gapa_onnx.plan.heads.strangeness import Testimony, emit_entropy
+from gapa_onnx.plan.heads.strangeness import Heard, emit_entropy
 from gapa_onnx.plan.scores import (
     Scored,
     ScoreValues,
@@ -77,13 +77,13 @@ def answer(
     own: Mapping[str, Value],
     settings: Settings,
     prior: Mapping[str, float] | None = None,
-    testimony: Testimony | None = None,
+    heard: Heard | None = None,
     labelled: bool = False,
 ) -> Answer:
     """Emit all that stands beside one output.
 
     `variances` are those of all tensors, `own` those that are born at each site, by its output, and `prior` the mean
-    prior variance there; `testimony` is what witnesses say. Classes of `labelled` rows have a temperature, and promises.
+    prior variance there; `heard` is what witnesses say. Classes of `labelled` rows have a temperature, and promises.
     """
     if head.detector is not None:
         born = [(value, (prior or {}).get(name, 1.0)) for name, value in own.items()]
@@ -112,8 +112,9 @@ def answer(
     if spread is None:
         return Answer(roles, None)
     if settings.score == "witnesses":
-        entropy = _entropy_of(source, graph, head) if head.task in CLASS_TASKS else None
-        scores = strange_by_witnesses(source, graph, head, roles["score"], entropy, testimony)
+        tokens = roles.get("tokens")
+        entropy = _entropy_of(source, graph, head, tokens) if head.task in CLASS_TASKS else None
+        scores = strange_by_witnesses(source, graph, head, roles["score"], entropy, heard)
     else:
         scores = [Scored("score", roles["score"], score_rank(head), settings.score)]
     flagged = with_flags(source, graph, head, scores, spread)
@@ -126,17 +127,25 @@ def _few_tokens(head: Head, settings: Settings) -> bool:
     return head.task is Task.TOKENS and settings.top_k != "all"
 
 
-def _entropy_of(source: SourceModel, graph: VarianceGraph, head: Head) -> Callable[[], Value] | None:
-    """The entropy (N, 1) of the source's own prediction, where it is one for each sample; emitted when it is asked for."""
-    if head.rank != 2 or head.axis != 1:
+def _entropy_of(
+    source: SourceModel, graph: VarianceGraph, head: Head, tokens: Value | None
+) -> Callable[[], Value] | None:
+    """The entropy (…, 1) of the source's own prediction, where it is one for each sample or for each position of a
+    sequence; emitted when it is asked for. Of a vocabulary it is that of the leading `tokens`: the rest has next to none."""
+    if head.axis is None or head.rank not in (2, 3) or head.axis != head.rank - 1:
         return None
+    axis = head.axis
 
     def emitted() -> Value:
         mean = _read(source, graph, head)
-        if head.derived is not None:
-            with graph.scope(f"{head.output}/logits"):
+        scope = f"{head.output}/own_entropy"
+        with graph.scope(f"{head.output}/logits"):
+            if head.derived is not None:
                 mean = head.derived.mean(graph, mean)
-        return emit_entropy(graph, graph.cast(mean, np.float32), head.link, f"{head.output}/own_entropy")
+        with graph.scope(scope):
+            if tokens is not None:
+                mean = graph.emit("GatherElements", mean, tokens, axis=axis)
+        return emit_entropy(graph, graph.cast(mean, np.float32), head.link, scope, axis)
 
     return emitted
 

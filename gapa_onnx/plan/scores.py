@@ -21,9 +21,10 @@ from gapa_onnx.plan.frontier import comes_from
 from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads.lengths import LengthTensors, level_score
 from gapa_onnx.plan.heads.pvalues import TableTensors, emit_flag, emit_p_value
-from gapa_onnx.plan.heads.strangeness import Testimony, WitnessTensors, emit_strangeness
+from gapa_onnx.plan.heads.strangeness import Heard, Testimony, WitnessTensors, emit_strangeness
+from gapa_onnx.plan.witnesses import has_positions
 from gapa_onnx.variance.graph import Value, VarianceGraph
-from gapa_onnx.variance.masks import tensor_of, valid_in
+from gapa_onnx.variance.masks import masked_mean, tensor_of, valid_in
 
 OLDEST_LEVELLED = 8  # opset from which on Min and Max broadcast
 
@@ -38,6 +39,9 @@ class Scored:
     kind: str  #: what it is made of: witnesses, variance, epistemic or share
     ranked: Value | None = None  #: what p-values rank in its place, where that is another
     witnesses: WitnessTensors | None = None
+    positions: bool = (
+        False  #: whether witnesses tell of positions, also where the score is of a whole sequence
+    )
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,9 @@ class ScoreTensors:
     table: TableTensors  #: parameters
     witnesses: WitnessTensors | None = None  #: parameters of their combination, where it is one
     lengths: LengthTensors | None = None  #: where it is levelled over lengths
+    summed: bool = (
+        False  #: whether shares and entropy of a sample add up to it; else positions have their own
+    )
 
 
 @dataclass(frozen=True)
@@ -64,11 +71,12 @@ class ScoreValues:
     table: TableTensors
     witnesses: WitnessTensors | None
     lengths: LengthTensors | None
+    summed: bool
 
     @property
     def tensors(self) -> ScoreTensors:
         names = (self.score.name, self.ranked.name, self.served.name)
-        return ScoreTensors(self.kind, *names, self.table, self.witnesses, self.lengths)
+        return ScoreTensors(self.kind, *names, self.table, self.witnesses, self.lengths, self.summed)
 
 
 @dataclass(frozen=True)
@@ -86,25 +94,59 @@ def strange_by_witnesses(
     head: Head,
     spread: Value,
     entropy: Callable[[], Value] | None,
-    testimony: Testimony | None,
+    heard: Heard | None,
 ) -> list[Scored]:
-    """The scores of an output by witnesses; by the mean variance `spread` where there are none, or where each position
-    has a score of its own, of which witnesses then tell as a whole."""
+    """The scores of an output by witnesses of samples or of positions; by the mean variance `spread` where there are none.
+    Of a sequence whose positions have their own it is their mean."""
     plain = Scored("score", spread, score_rank(head), "variance")
-    tensor = source.tensors[head.logits]
-    if testimony is None or graph.opset < OLDEST_LEVELLED:
+    if heard is None or graph.opset < OLDEST_LEVELLED:
         return [plain]
-    heard = tuple(place for place in testimony.shares if is_told_by(source, tensor, place))
-    if not heard:
+    tensor = source.tensors[head.logits]
+
+    def among(testimony: Testimony) -> tuple[str, ...]:
+        return tuple(place for place in testimony.shares if is_told_by(source, tensor, place))
+
+    of_samples, of_positions = among(heard.samples), among(heard.positions)
+    if has_positions(head) and of_positions:
+        by_position = _by_witnesses(head, heard.positions, of_positions, entropy)
+        return [by_position, _of_sequence(source, graph, head, by_position)]
+    if not of_samples:
         return [plain]
     if plain.rank > 1:
         role = "image_score" if head.task is Task.SEGMENTATION else "seq_score"
-        score, _, tensors = emit_strangeness(testimony, heard, None, f"{head.output}/{role}")
+        score, _, tensors = emit_strangeness(heard.samples, of_samples, None, f"{head.output}/{role}")
         return [plain, Scored(role, score, 1, "witnesses", witnesses=tensors)]
+    return [_by_witnesses(head, heard.samples, of_samples, entropy)]
+
+
+def _by_witnesses(
+    head: Head, testimony: Testimony, places: tuple[str, ...], entropy: Callable[[], Value] | None
+) -> Scored:
+    """The score by places and the entropy of the prediction.
+
+    Of what a model was fitted to the entropy is too small to be ranked by. A language model has not learnt its
+    calibration text by heart: there it counts.
+    """
     own = None if entropy is None else entropy()
-    score, by_shares, tensors = emit_strangeness(testimony, heard, own, f"{head.output}/score")
-    ranked = None if testimony.held_out or own is None else by_shares
-    return [Scored("score", score, 1, "witnesses", ranked, tensors)]
+    score, by_shares, tensors = emit_strangeness(testimony, places, own, f"{head.output}/score")
+    fair = testimony.held_out or own is None or head.task is Task.TOKENS
+    ranked = None if fair else by_shares
+    return Scored("score", score, testimony.rank - 1, "witnesses", ranked, tensors, testimony.rank > 2)
+
+
+def _of_sequence(source: SourceModel, graph: VarianceGraph, head: Head, one: Scored) -> Scored:
+    """The score of a whole sequence by those of its positions."""
+    scope = f"{head.output}/seq_score"
+    valid = valid_positions_of(source, graph, head.mask)
+
+    def mean(value: Value) -> Value:
+        with graph.scope(scope):
+            if valid is None:
+                return graph.reduce("ReduceMean", value, [1], keepdims=False)
+            return masked_mean(graph, value, valid, 2)
+
+    ranked = None if one.ranked is None else mean(one.ranked)
+    return Scored("seq_score", mean(one.value), 1, one.kind, ranked, one.witnesses, True)
 
 
 def is_told_by(source: SourceModel, tensor: gs.Tensor, place: str) -> bool:
@@ -135,10 +177,10 @@ def with_flags(
             with graph.scope(f"{prefix}/valid"):
                 lost, zero = (graph.constant(np.asarray(number, value.dtype)) for number in (np.nan, 0))
                 whole, spread = graph.where(valid, value, lost), graph.where(valid, spread, lost)
+                before = whole if ranked is None else graph.where(valid, ranked, lost)
                 value = graph.where(valid, value, zero)
         else:
-            whole = value
-        before = whole if ranked is None else ranked
+            whole, before = value, value if ranked is None else ranked
         if _is_levelled(graph, head, one):
             with graph.scope(f"{tensor_of(head.lengths or '')}/valid"):
                 told = valid_in(graph, source, head.lengths or "")
@@ -154,7 +196,8 @@ def with_flags(
             with graph.scope(f"{head.output}/{whose}ood"):
                 flag = graph.emit("And", flag, valid)
         roles |= {one.role: value, f"{whose}pvalue": rare, f"{whose}ood": flag}
-        values[one.role] = ScoreValues(one.kind, whole, before, served, table, one.witnesses, lengths)
+        summed = one.witnesses is not None and not one.positions
+        values[one.role] = ScoreValues(one.kind, whole, before, served, table, one.witnesses, lengths, summed)
     return Flagged(roles, spread, values)
 
 

@@ -9,7 +9,8 @@ site:
     vectors                     the first of the fully connected layers
 
 at most `MOST` of them, and none of a small stage that ends in the last site, which would say the same again. Where they
-are is one thing; what a query is there is another (`one_query_each`).
+are is one thing; what a query is there is another: a position where the last site has a query for each position of a
+sequence, so that each token has a score of its own, else a sample, the mean over its positions.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.axes import FeatureAxes
 from gapa_onnx.plan.cuts import Cut, cut_tensors
 from gapa_onnx.plan.frontier import place_at
+from gapa_onnx.plan.head import Head
 from gapa_onnx.plan.layers import RESHAPERS, Network
 from gapa_onnx.plan.naming import named_site, site_at, site_at_activation, site_at_tensor
 from gapa_onnx.variance.sites import Layout, Site
@@ -33,17 +35,20 @@ WIDEST = 4096  # features of a query: distances and the size of the file grow wi
 WAYS = (1 / 3, 2 / 3)  # how far along a stage that holds most of a network
 
 
-def find_witnesses(source: SourceModel, spec: str, sites: Sequence[Site]) -> tuple[Site, ...]:
-    """The witnesses by `auto`, `none`, or names as those of sites; what is a site already is left out."""
+def find_witnesses(
+    source: SourceModel, spec: str, sites: Sequence[Site], heads: Sequence[Head] = ()
+) -> tuple[Site, ...]:
+    """The witnesses by `auto`, `none`, or names as those of sites; what is a site already is left out. What positions have
+    scores is seen at the heads."""
     network = Network.of(source)
     if spec == "none" or not sites:
         return ()
-    last = source.tensors[sites[-1].output]
+    asking = _Asking(network, sites[-1], any_has_positions(heads))
     if spec == "auto":
-        every = [one_query_each(network, site, last) for site in _auto(network, sites, last)]
-        found = [one for one in every if one is not None]
+        places = _auto(network, sites, source.tensors[sites[-1].output])
+        found = [one for place in places if (one := asking(place)) is not None]
     else:
-        found = [_named(network, name.strip(), last) for name in spec.split(",") if name.strip()]
+        found = [_named(asking, name.strip()) for name in spec.split(",") if name.strip()]
         if not found:
             raise UserError(
                 "no witness is named", "let `witnesses` be auto, none or names separated by commas"
@@ -52,18 +57,49 @@ def find_witnesses(source: SourceModel, spec: str, sites: Sequence[Site]) -> tup
     return tuple({one.query: one for one in found if taken.isdisjoint((one.query, one.output))}.values())
 
 
-def _named(network: Network, text: str, last: gs.Tensor) -> Site:
-    """A place by its name, with one query for each sample."""
-    pooled = one_query_each(network, named_site(network, text), last)
-    if pooled is None:
+def _named(asking: _Asking, text: str) -> Site:
+    """A place by its name."""
+    found = asking(named_site(asking.network, text))
+    if found is None:
         raise UserError(
             f"{text!r} has no axis of samples beside that of its features, so it cannot be a witness",
             "name a tensor of shape (samples, features) or a map of these",
         )
-    return pooled
+    return found
 
 
 # ------------------------------------------------------------------------------- what a query is
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """What a query is at a witness of the `last` site."""
+
+    network: Network
+    last: Site
+    by_position: bool  #: whether an output has a score for each position of a sequence
+
+    def __call__(self, site: Site) -> Site | None:
+        """A place with a query for each position where the last site has one for each of the same, as tokens have, else
+        with one for each sample; None where its axes do not allow that."""
+        if self.by_position and are_positions(self.last) and site.rank == 3 and site.axis in (-1, 2):
+            return replace(site, layout=Layout.ROWS)
+        return one_query_each(self.network, site, self.network.source.tensors[self.last.output])
+
+
+def are_positions(site: Site) -> bool:
+    """Whether the queries of a place are those of the positions (N, T) of a sequence, whose features come last."""
+    return site.layout is Layout.ROWS and site.rank == 3 and not site.chosen
+
+
+def has_positions(head: Head) -> bool:
+    """Whether an output (N, T, classes) has a score for each position of a sequence."""
+    return head.detector is None and head.rank == 3 and head.axis == 2
+
+
+def any_has_positions(heads: Sequence[Head]) -> bool:
+    """Whether one of the outputs has; what stands beside a detector is of its candidates."""
+    return any(map(has_positions, heads)) and not any(head.detector for head in heads)
 
 
 def one_query_each(network: Network, site: Site, last: gs.Tensor) -> Site | None:

@@ -25,7 +25,7 @@ from gapa_onnx.progress import Progress, silent
 from gapa_onnx.sessions.feeding import Feeding
 from gapa_onnx.sessions.inference import run_batch
 from gapa_onnx.sessions.runtime import open_session, register, session_options
-from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample, Purpose, chosen_rows
+from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample, Purpose, chosen_rows, real_positions
 from gapa_onnx.settle.tail import HINT
 
 Answers = dict[str, Array]
@@ -86,10 +86,8 @@ def take_in(
         shares = {site.output: found[site.share] for site in template.places}
         queries = {site.output: found[site.queries] for site in template.places}
         kept = queries if Purpose.NOISE in purposes else {}
-        sample.add(
-            purposes,
-            LeftOutBatch(positions, {**inputs, **{name: found[name] for name in later}}, shares, kept),
-        )
+        behind, real = {name: found[name] for name in later}, real_positions(calibration.places, inputs)
+        sample.add(purposes, LeftOutBatch(positions, {**inputs, **behind}, shares, kept, real))
         done += len(positions)
         progress("reading held-out rows", min(1.0, done / total))
     return sample

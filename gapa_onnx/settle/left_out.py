@@ -10,7 +10,7 @@ for them as it would for new rows, with any numbers.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,12 +22,14 @@ from gapa_onnx.progress import Progress, silent
 from gapa_onnx.sessions.feeding import Feeding
 from gapa_onnx.sessions.inference import row_count
 from gapa_onnx.settle.kept import Kept
+from gapa_onnx.variance.masks import tensor_of, valid_positions
 
 MOST_QUERIES = 20_000  # of all sites together, for 2000 rows: each is a solve of K x K
 FEWEST_ROWS = 32  # where a row has very many queries
 FEWEST_IMAGES = 200  # of a detector, whose images have a score of their own
 
 Batch = dict[str, Array]
+_GROUPS = ("inputs", "shares", "queries", "valid")
 
 
 class Purpose(enum.IntFlag):
@@ -58,6 +60,9 @@ class LeftOutBatch:
     inputs: Batch  #: also the tensors from which on the model is run again, see `resuming`
     shares: dict[str, Array]  #: by the output of the site, in the shape of the operator's answer
     queries: dict[str, Array]  #: the same for what the operator reads
+    valid: dict[str, Array] = field(
+        default_factory=dict
+    )  #: by the site: where its positions (N, T) are no padding
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class LeftOutSample:
 
     def add(self, purposes: Purpose, batch: LeftOutBatch) -> None:
         self._purposes.append(purposes)
-        groups = {"inputs": batch.inputs, "shares": batch.shares, "queries": batch.queries}
+        groups = {part: getattr(batch, part) for part in _GROUPS}
         named = {f"{group}:{name}": array for group, held in groups.items() for name, array in held.items()}
         self._kept.add({"positions": batch.positions, **named})
 
@@ -84,7 +89,7 @@ class LeftOutSample:
 
 
 def _unpacked(arrays: Batch) -> LeftOutBatch:
-    groups: dict[str, Batch] = {"inputs": {}, "shares": {}, "queries": {}}
+    groups: dict[str, Batch] = {part: {} for part in _GROUPS}
     for name, array in arrays.items():
         group, colon, rest = name.partition(":")
         if colon:
@@ -118,11 +123,24 @@ def leave_out(
         by_site = {fit.site.output: fit.as_compared(rows) for fit, rows in zip(places, queries)}
         shares = {fit.site.output: left_out_share(fit, by_site[fit.site.output]) for fit in places}
         kept = by_site if Purpose.NOISE in of else {}
-        sample.add(of, LeftOutBatch(positions, {**inputs, **behind}, shares, kept))
+        real = real_positions(places, inputs)
+        sample.add(of, LeftOutBatch(positions, {**inputs, **behind}, shares, kept, real))
         done += len(positions)
         progress("leaving rows out", min(1.0, done / max(total, 1)))
     calibration.reader.rest()
     return sample
+
+
+def real_positions(places: Sequence[SiteFit], inputs: Batch) -> dict[str, Array]:
+    """Where positions (N, T) are no padding, by the place that has queries for them; of masks that are fed."""
+    masks = {
+        fit.site.output: fit.site.mask for fit in places if fit.by_position and fit.site.mask is not None
+    }
+    return {
+        output: valid_positions(mask, inputs[tensor_of(mask)])
+        for output, mask in masks.items()
+        if tensor_of(mask) in inputs
+    }
 
 
 def choose(

@@ -38,7 +38,7 @@ def tensors_of_scores(template: Template) -> list[str]:
     """What has to be read off the graph to rank its scores."""
     names = entropies(template)
     for one in template.scores.values():
-        names += [one.ranked] if one.witnesses is None else []
+        names += [] if one.summed else [one.ranked]
         names += [one.lengths.lengths] if one.lengths is not None else []
     return list(dict.fromkeys(names))
 
@@ -104,8 +104,8 @@ def ranked_by_held_out(
         record = replace(
             found[key].record,
             rows=rows,
-            source="held-out rows",
-            holds="exactly" if len(sample.values) <= rows else "approximately",
+            source="documents set apart" if held.apart else "held-out rows",
+            holds="exactly" if len(sample.values) <= rows and not held.apart else "approximately",
             quantiles=quantiles,
             threshold=threshold_at(quantiles, settings.ood_quantile),
         )
@@ -127,7 +127,7 @@ class _Drawn:
 
     def add(self, batch: LeftOutBatch, answers: dict[str, Array], numbers: Numbers) -> None:
         tensors, witnesses = self.tensors, self.tensors.witnesses
-        if witnesses is not None:
+        if tensors.summed and witnesses is not None:
             by_shares = tensors.ranked != tensors.score
             gauges = [g for g in witnesses.gauges if not (by_shares and g.kind is ENTROPY)]
             parts = [g(_columns(batch, answers, g), *numbers.gauges[g.centre]) for g in gauges]
@@ -193,9 +193,11 @@ class _Drawn:
 
 
 def _columns(batch: LeftOutBatch, answers: dict[str, Array], gauge: Gauge) -> Array:
-    """(n, columns): the shares or entropies that a gauge reads."""
+    """(n, columns): the shares or entropies that a gauge reads, of samples or of positions that are no padding."""
     parts = [answers[name] if gauge.kind is ENTROPY else batch.shares[name] for name in gauge.reads]
-    return np.concatenate(parts, axis=1).astype(np.float64)
+    rows: Array = np.concatenate(parts, axis=-1).astype(np.float64)
+    real = [one for one in batch.valid.values() if one.shape == rows.shape[:-1]]
+    return rows[real[0]] if real else rows.reshape(-1, rows.shape[-1])
 
 
 def _witnesses_record(template: Template, witnesses: WitnessTensors) -> WitnessesRecord:

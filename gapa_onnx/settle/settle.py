@@ -122,6 +122,9 @@ def _samples(
     if held is None:
         sample = leave_out(calibration, data, purposes, seed=settings.seed, progress=progress)
         return sample, sample
+    if held.apart:  # of documents that calibrate, sequences are more ordinary than those of others
+        sample = take_in(template, calibration, held, held.fitting, purposes, progress)
+        return sample, sample
     if held.exact:
         of_truth = purposes & FROM_TRUTH & ~Purpose.COUNTING  # which is for the file itself
         sample = leave_out(calibration, data, purposes & ~FROM_TRUTH, seed=settings.seed, progress=progress)

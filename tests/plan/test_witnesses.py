@@ -454,10 +454,31 @@ def test_of_patches_and_a_class_token_blocks(blocks):
     assert witnesses(model) == [f"z{blocks // 3 - 1}", f"z{2 * blocks // 3 - 1}"]
 
 
+def test_a_sum_that_its_norm_hands_on_is_passed_by_everything():
+    """Fused norms give two tensors, a norm and the sum that it is of: all features are in the second."""
+    body, shapes = "s0 = MatMul(x, w0)\n", {"w0": (4, 8), "gain": (8,), "w": (8, 3)}
+    for at in range(6):
+        read = f"n{at}" if at else "s0"
+        body += f"a{at} = MatMul({read}, u{at})  t{at} = Tanh(a{at})  b{at} = MatMul(t{at}, v{at})\n"
+        skip = f"com.microsoft.SkipSimplifiedLayerNormalization(s{at}, b{at}, gain)"
+        body += f"n{at + 1}, mean{at}, inverse{at}, s{at + 1} = {skip}\n"
+        shapes |= {f"u{at}": (8, 8), f"v{at}": (8, 8)}
+    body += "y = MatMul(n6, w)"
+    generator = np.random.default_rng(0)
+    model = parse(f"net (float[n, t, 4] x) => (float[n, t, 3] y) {{ {body} }}",
+                  **{name: generator.normal(size=shape) / 3 for name, shape in shapes.items()})  # fmt: skip
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    before, _ = cuts(load(model), "n6")
+    assert [name for name in before if name[0] in "sn"] == ["s0", "s1", "s2", "s3", "s4", "s5"]
+
+
 @pytest.mark.parametrize("cached", [False, True])
 def test_of_a_decoder_the_residual_stream(cached):
+    """One query for each position, as each token has a score of its own."""
     model = load(decoder(blocks=6, cached=cached))
-    assert witnesses(model) == ["x2", "x4"]  # of x0, the words, to x6
+    found = analyse(model, Settings()).witnesses
+    assert [site.output for site in found] == ["x2", "x4"]  # of x0, the words, to x6
+    assert all(site.layout == "rows" for site in found)
 
 
 def test_of_lenet_maps_and_the_first_vector():

@@ -47,7 +47,8 @@ def tagger() -> onnx.ModelProto:
 
 
 def sentences(rows: int, seed: int) -> dict[str, np.ndarray]:
-    return texts(np.random.default_rng(seed).integers(1, 13, rows), 12, seed + 1)
+    """No two of them alike, so that scores have no ties."""
+    return texts(np.random.default_rng(seed).integers(4, 13, rows), 12, seed + 1)
 
 
 CASES = {
@@ -90,7 +91,8 @@ def test_a_whole_and_its_positions_are_scored(files, whose):
     found = dict(zip(roles, native))
     positions = found["score"].shape
     assert positions[0] == 60 and len(positions) > 1 and found[f"{whose}_score"].shape == (60,)
-    for part, kind in (("", "variance"), (f"{whose}_", "witnesses")):
+    # Pixels go by their variance; tokens, and what is whole, by what witnesses say.
+    for part, kind in (("", "variance" if whose == "image" else "witnesses"), (f"{whose}_", "witnesses")):
         record = head.scores[f"{part}score"]
         score, p, flags = (found[f"{part}{role}"] for role in ("score", "pvalue", "ood"))
         assert record.kind == kind and record.ranked == head.outputs[f"{part}score"]
@@ -106,26 +108,56 @@ def test_a_whole_and_its_positions_are_scored(files, whose):
     assert (native[roles.index(f"{whose}_ood")] == portable[roles.index(f"{whose}_ood")]).mean() > 0.95
 
 
-@pytest.mark.parametrize("whose", CASES)
-def test_the_score_of_a_whole_is_that_of_its_witnesses(files, whose):
-    """By the formula of the page, without an entropy: each position has its own."""
-    _, rows, _, output = CASES[whose]
-    model = files[whose]
-    made = read(model).heads[output].scores[f"{whose}_score"].witnesses
+def z_of(model, gauge, columns, faintest: float = 1e-12) -> np.ndarray:
+    """What a gauge makes of numbers (…, 1), one for each place that it reads, in float64: (…)."""
+    held = stored(model)
+    logs = np.log(np.maximum(np.concatenate(columns, axis=-1).astype(np.float64), faintest))
+    return ((logs - held[gauge.centre]) * held[gauge.slope]).sum(axis=-1)
+
+
+def test_the_score_of_an_image_is_that_of_its_witnesses(files):
+    """By the formula of the page, without an entropy: each pixel has its own."""
+    model = files["image"]
+    made = read(model).heads["y"].scores["image_score"].witnesses
     assert made.entropy is None
     reads = [*made.last.reads, *(made.earlier.reads if made.earlier else ())]
     assert set(reads) <= {place.share for place in read(model).witnesses}  # of a site each position has one
-    score, *shares = answers(model, rows(60, 5), [f"{output}_{whose}_score", *reads])
-    held = stored(model)
-
-    def z(gauge, columns):
-        logs = np.log(np.maximum(np.concatenate(columns, axis=1).astype(np.float64), 1e-12))
-        return ((logs - held[gauge.centre]) * held[gauge.slope]).sum(axis=1)
-
-    expected = z(made.last, shares[:1])
+    score, *shares = answers(model, images(60, 5), ["y_image_score", *reads])
+    expected = z_of(model, made.last, shares[:1])
     if made.earlier is not None:
-        expected = expected + np.logaddexp(0, z(made.earlier, shares[1:]))
+        expected = expected + np.logaddexp(0, z_of(model, made.earlier, shares[1:]))
     np.testing.assert_allclose(score, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_tokens_are_scored_by_witnesses_and_a_text_by_the_mean_over_its_tokens(files):
+    """½ z_last + z_earlier + ¼ softplus(2 z_entropy) of each real token, by the formula of the page in float64."""
+    model, new = files["seq"], sentences(60, 5)
+    scores = read(model).heads["tokens"].scores
+    made = scores["score"].witnesses
+    assert made == scores["seq_score"].witnesses and made.earlier is not None and made.entropy is not None
+    reads = [*made.last.reads, *made.earlier.reads]
+    names = ["tokens", "tokens_score", "tokens_seq_score", *reads]
+    logits, score, whole, *shares = answers(model, new, names)
+    assert all(share.shape == (60, 12, 1) for share in shares)
+    odds = np.exp(logits.astype(np.float64))
+    p = odds / odds.sum(axis=-1, keepdims=True)
+    entropy = -(p * np.log(p)).sum(axis=-1, keepdims=True)
+    expected = z_of(model, made.last, shares[:1]) + z_of(model, made.earlier, shares[1:])
+    expected += 0.25 * np.logaddexp(0, z_of(model, made.entropy, [entropy], 1e-7))
+    real = new["attention_mask"] == 1
+    np.testing.assert_allclose(score[real], expected[real], rtol=1e-4, atol=1e-4)
+    assert (score[~real] == 0).all()
+    mean = np.where(real, expected, 0).sum(axis=1) / real.sum(axis=1)
+    np.testing.assert_allclose(whole, mean, rtol=1e-4, atol=1e-4)
+
+
+def test_strange_words_make_tokens_and_texts_strange(files):
+    model, new = files["seq"], sentences(100, 5)
+    strange = {**new, "input_ids": np.where(new["attention_mask"] == 1, new["input_ids"] % 10 + 50, 0)}
+    usual, odd = (answers(model, rows, ["tokens_seq_score", "tokens_score"]) for rows in (new, strange))
+    assert (odd[0][:, None] > usual[0][None]).mean() > 0.9
+    real = new["attention_mask"] == 1
+    assert np.median(odd[1][real]) > np.quantile(usual[1][real], 0.75)
 
 
 def test_strange_images_are_flagged_as_a_whole(files):

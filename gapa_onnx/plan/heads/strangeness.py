@@ -14,7 +14,14 @@ An early place knows nothing of classes, and what it finds ordinary may still be
 it has never seen. So neither takes anything away. Ordinary inputs are strange to one of several places more often than
 to all of them, so that their mean tells more than each by itself. The score increases strictly in every share, also
 beyond all that was seen. The variance of a site is 1 + beyond times what its own place says: had variance been born at
-the earlier places, it would have arrived there too. What was chosen on what is in docs/decisions.md.
+the earlier places, it would have arrived there too.
+
+Of a position of a sequence, such as a token, earlier places count as they are,
+
+    score = ½ z_last + z_earlier + ¼ softplus(2 z_entropy)
+
+since a single one is hardly ever far beyond the ordinary, and a strange text is known by the mean over its tokens: it is
+shifted where no token stands out. What was chosen on what is in docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -46,6 +53,7 @@ class Kind:
 
 LAST = Kind(1e-12, 0.5)
 EARLIER = Kind(1e-12, 4.0, 1.25, True)
+ALONG = Kind(1e-12)  #: earlier places of positions: a sequence is told by the mean of what it says of each
 ENTROPY = Kind(1e-7, 2.0, 0.0, True, 0.25)
 
 
@@ -102,49 +110,61 @@ class WitnessTensors:
 
 @dataclass
 class Testimony:
-    """What witnesses say, written once for all that ask."""
+    """What witnesses say of samples, or of each position of them, written once for all that ask."""
 
     graph: VarianceGraph
     held_out: bool = False  #: whether their word is ranked among rows that the model was not fitted to
-    shares: dict[str, Value] = field(
-        default_factory=dict
-    )  #: (N, 1) by the output of a place, one query per sample
+    rank: int = 2  #: of shares: (N, 1) for samples, (N, T, 1) for positions
+    shares: dict[str, Value] = field(default_factory=dict)  #: by the output of a place, the last place first
     _measured: dict[tuple[Kind, tuple[str, ...]], tuple[Value, Gauge]] = field(default_factory=dict)
 
     def measured(self, kind: Kind, numbers: Mapping[str, Value], prefix: str) -> tuple[Value, Gauge]:
-        """Emit what numbers (N, 1), by what they are read from, add to a score: (N, 1)."""
+        """Emit what numbers (…, 1), by what they are read from, add to a score: (…, 1)."""
         key = (kind, tuple(numbers))
         if key not in self._measured:
             self._measured[key] = self._emit(kind, numbers, prefix)
         return self._measured[key]
 
     def _emit(self, kind: Kind, numbers: Mapping[str, Value], prefix: str) -> tuple[Value, Gauge]:
-        graph, columns = self.graph, list(numbers.values())
+        graph, columns, axis = self.graph, list(numbers.values()), self.rank - 1
         dtype, count = columns[0].dtype, len(columns)
         centre = graph.constant(np.zeros(count, dtype), f"{prefix}/centre")
         slope = graph.constant(np.ones(count, dtype), f"{prefix}/slope")
         with graph.scope(prefix):
-            together = graph.emit("Concat", *columns, axis=1) if count > 1 else columns[0]
+            together = graph.emit("Concat", *columns, axis=axis) if count > 1 else columns[0]
             z = (graph.emit("Log", graph.at_least(together, kind.faintest)) - centre) * slope
-            z = graph.reduce("ReduceSum", z, [1]) if count > 1 else z
+            z = graph.reduce("ReduceSum", z, [axis]) if count > 1 else z
             found = graph.emit("Softplus", z) if kind.bent else z
             found = found if kind.weight == 1 else found * kind.weight
         return found, Gauge(kind, tuple(numbers), centre.name, slope.name)
 
     def beyond(self, places: tuple[str, ...], prefix: str) -> tuple[Value, Gauge]:
-        """Emit how far earlier places are beyond the ordinary, (N, 1)."""
+        """Emit how far earlier places are beyond the ordinary, (…, 1)."""
         return self.measured(EARLIER, {place: self.shares[place] for place in places}, prefix)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """All that witnesses say."""
+
+    samples: Testimony
+    positions: Testimony
 
 
 def emit_strangeness(
     testimony: Testimony, places: tuple[str, ...], entropy: Value | None, prefix: str
 ) -> tuple[Value, Value, WitnessTensors]:
-    """Emit the score (N,) of places, the last of which comes first, and the entropy (N, 1); and the same by shares alone."""
+    """Emit the score (N,) or (N, T) of places, the last of which comes first, and the entropy (…, 1); and the same by
+    shares alone."""
     graph, (last, *earlier) = testimony.graph, places
     score, of_last = testimony.measured(LAST, {last: testimony.shares[last]}, f"{last}/gapa/z")
     of_earlier = of_entropy = None
     if earlier:
-        beyond, of_earlier = testimony.beyond(tuple(earlier), f"{last}/gapa/beyond")
+        if testimony.rank == 2:
+            beyond, of_earlier = testimony.beyond(tuple(earlier), f"{last}/gapa/beyond")
+        else:
+            shares = {place: testimony.shares[place] for place in earlier}
+            beyond, of_earlier = testimony.measured(ALONG, shares, f"{last}/gapa/earlier")
         with graph.scope(prefix):
             score = score + beyond
     by_shares = score
@@ -153,12 +173,13 @@ def emit_strangeness(
         with graph.scope(prefix):
             score = score + added
     with graph.scope(prefix):
-        score, by_shares = graph.squeeze(score, [1]), graph.squeeze(by_shares, [1])
+        axes = [testimony.rank - 1]
+        score, by_shares = graph.squeeze(score, axes), graph.squeeze(by_shares, axes)
     return score, by_shares, WitnessTensors(of_last, of_earlier, of_entropy)
 
 
-def emit_entropy(graph: VarianceGraph, logits: Value, link: str, scope: str) -> Value:
-    """The entropy (N, 1) of the source's own prediction from its logits (N, C); of labels the sum over them.
+def emit_entropy(graph: VarianceGraph, logits: Value, link: str, scope: str, axis: int = 1) -> Value:
+    """The entropy (…, 1) of the source's own prediction from its logits (…, C); of labels the sum over them.
 
     Each term is positive, so that nothing cancels where the prediction is sure.
     """
@@ -167,8 +188,8 @@ def emit_entropy(graph: VarianceGraph, logits: Value, link: str, scope: str) -> 
             size = graph.emit("Abs", logits)
             rest = (-size).exp()  # odds of the less probable answer
             terms = graph.emit("Log", 1.0 + rest) + size * rest / (1.0 + rest)
-            return graph.reduce("ReduceSum", terms, [1])
-        away = graph.reduce("ReduceMax", logits, [1]) - logits
+            return graph.reduce("ReduceSum", terms, [axis])
+        away = graph.reduce("ReduceMax", logits, [axis]) - logits
         weight = (-away).exp()
-        total = graph.reduce("ReduceSum", weight, [1])
-        return graph.emit("Log", total) + graph.reduce("ReduceSum", weight * away, [1]) / total
+        total = graph.reduce("ReduceSum", weight, [axis])
+        return graph.emit("Log", total) + graph.reduce("ReduceSum", weight * away, [axis]) / total
