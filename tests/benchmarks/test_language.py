@@ -33,7 +33,9 @@ def test_a_conversion_is_measured_step_by_step(tmp_path, monkeypatch):
     assert sum(step["cpu"] for step in steps) <= figures["cpu"] + 0.1  # the clock of the CPU is coarse
     assert max(step["peak"][0] for step in steps) <= figures["peak"] * 1.01  # which is told in kilobytes
     assert figures["rows"] == 24
-    figures["forward"], figures["forward_cpu"] = conversion.forward_seconds(path, rows, figures["batch"])
+    read = list(figures.pop("fed").batches(figures["batch"]))
+    assert sum(len(batch["input_ids"]) for batch in read) == 24
+    figures["forward"], figures["forward_cpu"] = conversion.forward_seconds(path, read)
     lines = list(conversion.told(figures))
     assert [line.split()[0] for line in lines] == [*conversion.STEPS, "all", "forward"]
     assert conversion.compiler.load.__name__ == "load"  # nothing is watched any more

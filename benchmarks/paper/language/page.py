@@ -6,6 +6,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from lines import say
 from tables import Row, table
 
@@ -14,6 +15,7 @@ FIGURES = {"points": "language_points.png", "layers": "language_layers.png"}
 SETS = {"web": "OpenWebText", "shuffled": "shuffled tokens", "readme": "READMEs", "code": "Python"}
 TEMPERATURE = "best temperature (oracle)"
 TOOL, DEFAULT = "tool", "seq_score"
+LARGER = {"3B": 3.2e9, "8B": 8.0e9}
 MARGIN, FLAGGED = 0.03, (0.03, 0.07)  # that were aimed at
 TOOL_ROWS = {
     "seq_score": "**tool, score of the sequence**",
@@ -246,6 +248,7 @@ def conversion(rows: Sequence[Row]) -> str:
     lines = [
         [
             row["form"],
+            f"{float(row['parameters']) / 1e6:.0f} M",
             f"{int(row['tokens']):,}",
             f"{float(row['peak_gb']):.2f} GB",
             f"{float(row['seconds']):.0f} s",
@@ -255,11 +258,40 @@ def conversion(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    header = ["", "tokens", "memory at most", "time", "CPU", "CPU of the forward passes", "ratio"]
+    header = [
+        "",
+        "parameters",
+        "tokens",
+        "memory at most",
+        "time",
+        "CPU",
+        "CPU of the forward passes",
+        "ratio",
+    ]
     return (
         "`benchmarks/paper/language/conversion.py`; decoders with random weights by `slope.py`. The forward passes are those of the whole "
-        "source over the same tokens.\n\n" + table(header, lines)
+        "source over the same tokens. Memory that is mapped from the weights' file is counted; the system takes it back when others "
+        "need it.\n\n" + table(header, lines) + _larger(rows)
     )
+
+
+def _larger(rows: Sequence[Row]) -> str:
+    """What larger models would take, by lines through those with random weights."""
+    made = [row for row in rows if row["form"].startswith("random")]
+    if len(made) < 2:
+        return ""
+    counts = [float(row["parameters"]) for row in made]
+    told = []
+    for name, count in LARGER.items():
+        by_line = {
+            what: float(np.polyval(np.polyfit(counts, [float(row[what]) for row in made], 1), count))
+            for what in ("peak_gb", "cpu", "forward_cpu")
+        }
+        apart = by_line["cpu"] - by_line["forward_cpu"]
+        told.append(
+            f"{name}: {by_line['peak_gb']:.1f} GB and {apart:.0f} CPU seconds beside the forward passes"
+        )
+    return "\nBy a line through those with random weights, " + "; ".join(told) + ".\n"
 
 
 def origin(rows: Sequence[Row]) -> str:

@@ -61,7 +61,7 @@ def choices(task: Task) -> Iterator[tuple[str, Choice]]:
                     if inducing == "kmeans" and m < 10_000:
                         seen = min(rows, SWEEP_ROWS)
                     yield "points", Choice(place, "euclidean", inducing, m, k, seen)
-    for metric in ("euclidean", "projected"):
+    for metric in ("euclidean", "whitened-direction"):
         for place in range(task.last + 1):
             yield "layers", Choice(place, metric, "random", few, most, min(rows, SWEEP_ROWS))
 
