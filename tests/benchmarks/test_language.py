@@ -187,3 +187,63 @@ def test_costs_are_ratios_beside_their_control(module, tmp_path):
         found = {line["what"]: line for line in csv.DictReader(file)}
     assert set(found) == {"load", "stays", "most", "prefill", "step"}
     assert all(float(found[what]["file"]) > 0 for what in ("load", "prefill", "step"))
+
+
+def line(row: str, quantity: str = "mean", web: str = "0.7", **more: str) -> dict[str, str]:
+    """A line of language.csv."""
+    columns = ("place", "metric", "inducing", "m", "k", "rows", "chosen", "flagged")
+    origin = ("gapa_onnx", "onnxruntime", "processor", "cores")
+    sets = {f"{name}{what}": "" for name in ("web", "shuffled", "readme", "code") for what in ("", "_error")}
+    found = dict.fromkeys((*columns, *origin), "") | sets
+    return found | {"row": row, "quantity": quantity, "web": web, "web_error": "0.01", **more}
+
+
+def test_the_page_says_what_was_aimed_at_and_what_was_found(module, tmp_path, monkeypatch):
+    page = module("page")
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    place = {"metric": "euclidean", "inducing": "random", "k": "50", "m": "100"}
+    rows = [
+        line("source entropy", web="0.7"),
+        line("best temperature (oracle)", web="0.72", chosen="1.5"),
+        line("kNN, last", web="0.78"),
+        line("points", "epistemic", "0.6", place="2", **place),
+        line("layers", "epistemic", "0.61", place="2", **place),
+        line("layers", "share median", "0.65", place="2", **place),
+        line("tool", "seq_score", "0.76"),
+        line("tool", "seq_ood", "0.6", flagged="heldout:0.08 web:0.3"),
+    ]
+    text = page.section(rows)
+    assert "best temperature (oracle): 1.5 | 0.720 ± 0.010" in text
+    verdicts = {
+        cells[1].strip(): cells[2:4]
+        for cells in (row.split("|") for row in text.splitlines())
+        if len(cells) == 5
+    }
+    at_least, above, flagged = (
+        next(found for what, found in verdicts.items() if what.startswith(start))
+        for start in ("score of a sequence", "above every", "share of held-out")
+    )
+    assert [part.strip() for part in at_least] == ["+0.040", "met"]
+    assert [part.strip() for part in above] == ["-0.020 to kNN, last", "**not met**"]
+    assert [part.strip() for part in flagged] == ["0.080 (OpenWebText 0.300)", "**not met**"]
+    assert "0.600 ± 0.010" in text and "head's input" in text
+    pytest.importorskip("matplotlib")
+    assert (tmp_path / "language_points.png").stat().st_size > 5000
+    assert (tmp_path / "language_layers.png").stat().st_size > 5000
+
+
+def test_larger_models_are_told_by_a_line(module):
+    page = module("page")
+    rows = [
+        {
+            "form": f"random-{n}",
+            "parameters": f"{n}e6",
+            "tokens": "384",
+            "peak_gb": str(0.5 + n / 250),
+            "seconds": "9",
+        }
+        | {"cpu": str(10 + n / 10), "forward": "1", "forward_cpu": str(1 + n / 50)}
+        for n in (100, 200, 400)
+    ]
+    told = page.conversion(rows)
+    assert "3B: 13.3 GB and 265 CPU seconds" in told and "8B: 32.5 GB and 649 CPU seconds" in told

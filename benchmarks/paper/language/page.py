@@ -54,7 +54,7 @@ def section(rows: list[Row]) -> str:
     parts += [
         "Epistemic part of the entropy, mean over tokens, against OpenWebText. The place is the input of the head, or the "
         "block two thirds of the way; a share at a block acts on the head's input directly, where the tool's own sites "
-        "pass variance through the blocks. Sweeps read one token in three. k-means of 10,000 points sees 100,000 tokens, of "
+        "pass variance through the blocks. Sweeps read one token in three. k-means of 10,000 points sees 40,000 tokens, of "
         "fewer points 20,000; random points are from all.\n",
         by_points(rows),
     ]
