@@ -27,10 +27,8 @@ MEANS = (
 )  #: of a share's consequences, averaged over a sequence as in the paper
 BESIDE = {"place": "", "metric": "", "inducing": "", "m": "", "k": ""}
 MIDDLE = 2 / 3  #: of the way through the blocks: where the tool's last witness is
-SWEEP_ROWS, LARGE_ROWS = (
-    20_000,
-    100_000,
-)  # calibration tokens that k-means sees: for each layer, for the largest M
+#: calibration tokens that k-means sees: of up to 1000 points, and of more
+SWEEP_ROWS, LARGE_ROWS = 20_000, 40_000
 PEER_ROWS = 20_000
 
 Tokens = Callable[[str], np.ndarray]
