@@ -213,9 +213,9 @@ def _wrong_line(task: Task, lines: Lines, name: str, of: str, tokens: Tokens) ->
         return
     scores = tokens(of)
     every = task.every if scores.shape[1] < task.said(of, "right").shape[1] else 1
-    known = np.isfinite(task.said(of, "nll", every))  # what comes next is known
-    right = task.said(of, "right", every)[known]
-    documents = np.broadcast_to(task.documents(of)[:, None], known.shape)[known]
+    known = np.isfinite(task.said(of, "nll", every))[: len(scores)]  # what comes next is known
+    right = task.said(of, "right", every)[: len(scores)][known]
+    documents = np.broadcast_to(task.documents(of)[: len(scores), None], known.shape)[known]
     found = rejection(scores[known], ~right, documents)
     columns = figure_columns("auroc", found[0]) | figure_columns("prr", found[1])
     lines.add(

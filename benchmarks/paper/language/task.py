@@ -73,8 +73,9 @@ class Task:
         without scores."""
         figures: dict[str, Any] = dict.fromkeys(COLUMNS, "")
         for side in scores.keys() - {HELDOUT}:
-            documents = self.documents(HELDOUT), self.documents(side)
-            found = separation(scores[HELDOUT], scores[side], *documents)
+            both = [scores[of] for of in (HELDOUT, side)]  # of the first sequences, where not all were read
+            documents = [self.documents(of)[: len(one)] for of, one in zip((HELDOUT, side), both)]
+            found = separation(*both, *documents)
             figures |= {side: _rounded(found.value), f"{side}_error": _rounded(found.error)}
         return figures
 

@@ -24,6 +24,7 @@ TOKENS = ("entropy", "epistemic", "score", "pvalue")
 SEQUENCES = ("seq_score", "seq_ood", "seq_pvalue")
 CALIBRATION_TOKENS = 200_000
 BATCH = 8
+KEPT = 64  # sequences that are read between two times of keeping the answers
 FILE = "default.gapa.onnx"
 
 
@@ -46,24 +47,34 @@ def read(path: Path, dump: Dump, sets: Sequence[str], threads: int) -> None:
     """Run the file over sets, as far as that was not done."""
     opened = None
     for of in sets:
-        wanted = dump.done(of)
-        folder = dump.folder / of / "tool"
-        if folder.exists() and len(np.load(next(folder.glob("*.npy")), mmap_mode="r")) >= wanted:
-            continue
-        opened = opened or session(path, session_options(threads=threads))
-        given = {output.name for output in opened.get_outputs()}
-        names = [f"{LOGITS}_{role}" for role in (*TOKENS, *SEQUENCES) if f"{LOGITS}_{role}" in given]
-        say(f"{of}: {wanted} sequences through the converted file")
-        ids, parts = dump.array(of, "ids"), []
-        for start in range(0, wanted, BATCH):
-            rows = np.asarray(ids[start : min(start + BATCH, wanted)])
-            parts.append(opened.run(names, {"input_ids": rows, "attention_mask": np.ones_like(rows)}))
+        folder, ids = dump.folder / of / "tool", dump.array(of, "ids")
         folder.mkdir(exist_ok=True)
-        for at, name in enumerate(names):
-            np.save(folder / f"{name}.npy", np.concatenate([part[at] for part in parts]))
+        while (done := _done(folder)) < dump.done(of):
+            opened = opened or session(path, session_options(threads=threads))
+            given = {output.name for output in opened.get_outputs()}
+            names = [f"{LOGITS}_{role}" for role in (*TOKENS, *SEQUENCES) if f"{LOGITS}_{role}" in given]
+            parts = []
+            for start in range(done, min(done + KEPT, dump.done(of)), BATCH):
+                rows = np.asarray(ids[start : min(start + BATCH, dump.done(of))])
+                parts.append(opened.run(names, {"input_ids": rows, "attention_mask": np.ones_like(rows)}))
+            for at, name in enumerate(names):
+                held, new = folder / f"{name}.npy", np.concatenate([part[at] for part in parts])
+                np.save(held, np.concatenate([np.load(held), new]) if done else new)
+            (folder / "done.json").write_text(json.dumps(_rows(parts, done)))
+            say(f"{of}: {_done(folder)} of {dump.done(of)} sequences through the converted file")
+
+
+def _done(folder: Path) -> int:
+    """How many sequences were read."""
+    path = folder / "done.json"
+    return int(json.loads(path.read_text())) if path.exists() else 0
+
+
+def _rows(parts: Sequence[Sequence[np.ndarray]], before: int) -> int:
+    return before + sum(len(part[0]) for part in parts)
 
 
 def said(dump: Dump, of: str, role: str) -> np.ndarray | None:
     """What the file put out for a set under a role; None where it has no such output."""
     path = dump.folder / of / "tool" / f"{LOGITS}_{role}.npy"
-    return np.load(path) if path.exists() else None
+    return np.load(path)[: _done(path.parent)] if path.exists() else None
