@@ -254,7 +254,9 @@ def conversion(rows: Sequence[Row]) -> str:
             f"{float(row['seconds']):.0f} s",
             f"{float(row['cpu']):.0f} s",
             f"{float(row['forward_cpu']):.0f} s",
-            f"{float(row['cpu']) / float(row['forward_cpu']):.2f}",
+            ""
+            if row["form"].startswith("random")
+            else f"{float(row['cpu']) / float(row['forward_cpu']):.2f}",
         ]
         for row in rows
     ]
