@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 DEBIAN := g++ cmake libfaiss-dev libeigen3-dev python3-venv
 # for the test of the report, which is skipped where there is no browser
 BROWSER := chromium chromium-driver
-SOURCES := pyproject.toml $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.css' -o -name 'CMakeLists.txt' -o -name '*.map')
+SOURCES := pyproject.toml $(shell find clients -type f) $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.css' -o -name 'CMakeLists.txt' -o -name '*.map')
 NATIVE := $(shell find runtime -name '*.cc' -o -name '*.h' -o -name '*.inc')
 
 .PHONY: demo test nightly lint format house bench figures clean

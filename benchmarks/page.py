@@ -89,6 +89,26 @@ def _ratios(rows: list[Row]) -> str:
     return table(head, found)
 
 
+def default_costs(path: Path) -> str:
+    """Ratios of the default with their intervals."""
+    rows = [
+        [
+            row["network"],
+            row["batch"],
+            row["processes"],
+            f"{float(row['ratio']):.3f}",
+            f"{float(row['low']):.3f} to {float(row['high']):.3f}",
+            f"{float(row['control']):.3f}",
+        ]
+        for row in read(path)
+    ]
+    text = (
+        "The default beside the network alone; each process times every case once, and the interval (95%) is over "
+        "processes. The files are those of the AUROCs in [paper/RESULTS.md](paper/RESULTS.md): nothing is chosen otherwise.\n\n"
+    )
+    return text + table(["network", "batch", "processes", "ratio", "interval", "control"], rows)
+
+
 def growth(path: Path) -> str:
     """One operator against M, K, d and batch."""
     found = []
@@ -163,6 +183,7 @@ def calibration(path: Path) -> str:
 
 SECTIONS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
     ("Cost of converted networks", "speed.csv", "python benchmarks/speed.py --only ratios", ratios),
+    ("Cost of the default, by many processes", "costs.csv", "python benchmarks/costs.py", default_costs),
     ("Cost of one site", "speed_growth.csv", "python benchmarks/speed.py --only growth", growth),
     ("Memory", "speed_memory.csv", "python benchmarks/speed.py --only memory", memory),
     ("Calibration", "calibration_speed.json", "python benchmarks/calibration_speed.py", calibration),

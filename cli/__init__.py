@@ -5,20 +5,22 @@ Exit codes: 0 good, 1 a check failed, 2 usage error or something that is the use
 
 from __future__ import annotations
 
+import os
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from gapa_onnx.cli.bench import bench
-from gapa_onnx.cli.console import report, warnings_as_sentences
+from gapa_onnx.cli.console import report, trace, warnings_as_sentences
 from gapa_onnx.cli.convert import convert
 from gapa_onnx.cli.doctor import doctor
 from gapa_onnx.cli.evaluate import evaluate
 from gapa_onnx.cli.inspect import inspect
+from gapa_onnx.cli.package import package
 from gapa_onnx.cli.run import run
 from gapa_onnx.cli.threshold import threshold
 from gapa_onnx.cli.verify import verify
@@ -26,6 +28,7 @@ from gapa_onnx.errors import UserError
 
 PROGRAM = "gapa-onnx"
 INTERRUPTED = 130
+CUT_OFF = 141  # as a shell says of a program whose reader has gone
 
 # typer has carried click inside itself since 0.26; before, it depended on it. The class is the same, and it has
 # all that is read of it here in common with BadParameter, which is one of its kinds.
@@ -37,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (convert, inspect, verify, run, evaluate, threshold, bench, doctor):
+for command in (convert, inspect, verify, run, evaluate, threshold, package, bench, doctor):
     app.command()(command)
 
 
@@ -87,17 +90,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 standalone_mode=False,
                 obj=chosen,
             )
-    except UserError as error:
-        if chosen.debug:
-            traceback.print_exc()
-        report(error.message, error.hint)
+        sys.stdout.flush()  # here, where it is known what to do if nobody reads it
+    except (BrokenPipeError, SystemExit) as error:
+        return _cut_off(error)
+    except (UserError, _UsageError, OSError, MemoryError) as error:
+        if chosen.debug and not isinstance(error, _UsageError):
+            trace()
+        report(*_sentence(error))
         return 2
-    except _UsageError as error:
-        path = error.ctx.command_path if error.ctx else PROGRAM
-        report(error.format_message(), f"`{path} --help` lists what it takes")
+    except Exception as error:
+        if chosen.debug:
+            trace()
+        report(*_damaged_model(arguments, error))
         return 2
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:
         print("interrupted", file=sys.stderr)
     return code or 0
+
+
+def _sentence(error: Exception) -> tuple[str, str | None]:
+    """What is the user's to fix, or the machine's, and what to do about it."""
+    if isinstance(error, UserError):
+        return error.message, error.hint
+    if isinstance(error, _UsageError):
+        path = error.ctx.command_path if error.ctx else PROGRAM
+        return error.format_message(), f"`{path} --help` lists what it takes"
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}", "make room, or see to the permissions, and call again"
+    return "there is not enough memory", "give a smaller `batch_size`, less data or a smaller model"
+
+
+def _damaged_model(arguments: Sequence[str] | None, error: Exception) -> tuple[str, str]:
+    """What nobody has expected, where it is a model that is wrong; raised again where it is not, which is a bug of ours."""
+    from gapa_onnx.sessions.inference import told_against
+
+    for given in sys.argv[1:] if arguments is None else arguments:
+        wrong = told_against(Path(given)) if given.endswith(".onnx") and Path(given).is_file() else None
+        if wrong is not None:
+            return f"{given} is damaged: {wrong}", "export the model again"
+    raise error
+
+
+def _cut_off(error: BrokenPipeError | SystemExit) -> int:
+    """The end of a program whose reader has seen enough, of which click makes an exit; any other exit goes on."""
+    if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return CUT_OFF

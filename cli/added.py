@@ -97,3 +97,13 @@ def threshold_line(score: Mapping[str, Any]) -> str:
         score["holds"], "exactly"
     )
     return f"{level}, by {score['rows']} {score['source']} ({holds})"
+
+
+def kept_of_data(record: Mapping[str, Any]) -> tuple[str, str]:
+    """What of the calibration data can be read out of a file."""
+    places = [*record["sites"], *record["witnesses"]]
+    rows = sum(place["points"] for place in places if place["least_rows"] == 1)
+    if rows:
+        return "keeps", f"up to {rows} rows of your data, as activations: `--private N` keeps means alone"
+    least = min((place["least_rows"] for place in places), default=0)
+    return "keeps", f"no row of your data; each of its points is the mean of {least} rows or more"

@@ -1,15 +1,22 @@
-"""Where output goes: answers to stdout, everything else to stderr."""
+"""Where output goes: answers to stdout, everything else to stderr.
+
+Names come from models and data that anybody may have made. Whatever would move the cursor, change colours or turn the
+direction of writing is shown as Python writes it, in place of being done.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import traceback
+import unicodedata
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from gapa_onnx.cli.flags import as_flags
@@ -18,11 +25,34 @@ from gapa_onnx.errors import DataWarning
 PIPE_WIDTH = 200  # columns where there is no terminal to ask: lines that a program can still take apart
 
 
+#: Categories of characters that a terminal obeys, or that nobody sees.
+_ACTING = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    """The text with every character that a terminal would obey written out; `lines` may go on below."""
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(c if c in kept or unicodedata.category(c) not in _ACTING else ascii(c)[1:-1] for c in text)
+
+
+class _Visible(Console):
+    """A console that only its own styles act upon."""
+
+    def render_str(self, text: str, *arguments: Any, **choices: Any) -> Text:
+        return super().render_str(visible(text), *arguments, **choices)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text, lines=True), segment.style)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console that takes text as it is: names may hold brackets and colons."""
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     width = None if terminal else PIPE_WIDTH
-    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+    return _Visible(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 
 def print_json(answer: Any) -> None:
@@ -35,6 +65,11 @@ def report(message: str, hint: str | None) -> None:
     _say("error", "bold red", message)
     if hint:
         _say("hint", "bold cyan", hint)
+
+
+def trace() -> None:
+    """Where the error that is being handled was met."""
+    console(stderr=True).print(Text(traceback.format_exc().rstrip()), soft_wrap=True)
 
 
 def note(message: str) -> None:
@@ -87,10 +122,10 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
 
 
 def quiet_runtime() -> None:
-    """Keep onnxruntime's own warnings off stderr, and the library's about the portable function."""
+    """Keep what onnxruntime logs off stderr, which is not for eyes and tells errors a second time, and the library's about the portable function."""
     import onnxruntime
 
-    onnxruntime.set_default_logger_severity(3)
+    onnxruntime.set_default_logger_severity(4)
     warnings.filterwarnings("ignore", message=".*running the portable function", category=RuntimeWarning)
 
 

@@ -105,7 +105,8 @@ def _rehearse(
 ) -> int:
     """Everything up to the first batch of data: whatever would stop a conversion early is found."""
     from gapa_onnx.cli import records, render
-    from gapa_onnx.compiler import known_rows, open_calibration, prepared_for_calibration, writable
+    from gapa_onnx.compiler import known_rows, open_calibration, prepared_for_calibration
+    from gapa_onnx.files import writable
     from gapa_onnx.model.load import load
     from gapa_onnx.plan.analyse import analyse, require_convertible
 

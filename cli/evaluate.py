@@ -108,7 +108,7 @@ def evaluate(
 
 def _require_places(report: Path | None, figures: Path | None) -> None:
     """Whether files can be written is found out before any work is done."""
-    from gapa_onnx.compiler import writable
+    from gapa_onnx.files import writable
 
     if report is not None and report.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--report {report} is not a .html file", "give it a name that ends in .html")

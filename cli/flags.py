@@ -14,6 +14,7 @@ ARGUMENTS = frozenset(
     {
         "allow_uncovered",
         "batch",
+        "beside",
         "budget",
         "calib",
         "data",

@@ -14,7 +14,7 @@ import tempfile
 
 import typer
 
-COMMANDS = ("convert", "inspect", "verify", "run", "evaluate", "threshold", "bench", "doctor")
+COMMANDS = ("convert", "inspect", "verify", "run", "evaluate", "threshold", "package", "bench", "doctor")
 COLUMNS = 100
 _END = "--- end of help ---"
 

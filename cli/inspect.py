@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gapa_onnx.cli import options
-from gapa_onnx.cli.console import print_json
+from gapa_onnx.cli.console import print_json, warn
 from gapa_onnx.errors import UserError
 from gapa_onnx.settings import Settings
 
@@ -33,16 +33,19 @@ def inspect(
     """Show a model's sites, witnesses, operators and cost, or a converted file's provenance."""
     context.obj.debug = context.obj.debug or debug
     from gapa_onnx.cli import records, render
+    from gapa_onnx.model.digest import is_as_written
     from gapa_onnx.model.load import read_proto
     from gapa_onnx.record import read
 
     proto = read_proto(model)
     record = read(proto)
+    intact = record is None or record.digest is None or is_as_written(proto, record)
     if record is not None:
         answer = {
             "kind": "converted",
             "file": str(model),
             **records.ports_record(proto),
+            "as_written": intact,
             "provenance": record.as_json(),
         }
         show = render.converted
@@ -57,7 +60,9 @@ def inspect(
         print_json(answer)
     else:
         show(answer)
-    return 0
+    if not intact:
+        warn(f"{model} is not what it was when gapa-onnx wrote it: convert the source model again")
+    return 0 if intact else 1
 
 
 def _source_record(path: Path, settings: Settings, debug: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from gapa_onnx.cli.console import console
+from gapa_onnx.cli.console import console, visible
 
 LABEL = 12  # characters in front of a line
 COMMAND = "gapa-onnx "  # what is to be copied starts like this
@@ -53,7 +53,8 @@ def lines(*entries: tuple[str, str]) -> None:
     out = console()
     for label, text in entries:
         width = max(LABEL, len(label) + 2)
-        out.print(Text.assemble((f"{label:<{width}}", "bold"), _hanging(text, width)), soft_wrap=True)
+        said = Text.assemble((f"{visible(label):<{width}}", "bold"), _hanging(visible(text), width))
+        out.print(said, soft_wrap=True)
 
 
 def legend(**meanings: str) -> None:

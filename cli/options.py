@@ -22,7 +22,7 @@ else:
     Prepared = object  # of an annotation that is only read: help is not to wait for numpy
 
 _DEFAULTS = Settings()
-_DATA_FORMS = "a folder (.npy, .npz, .pb, images, text), one .npy, .npz, .csv, .parquet, .txt (a document a line) or .jsonl, or loader.py:function"
+_DATA_FORMS = "a folder (.npy, .npz, .pb, images, text), one .npy, .npz, .csv, .parquet, .txt (a document a line) or .jsonl, or loader.py:function, which is run"
 _IMAGE_OPTIONS = {
     "mean": ("M,…", "Subtract from pixels in 0 … 1, one or per channel."),
     "std": ("S,…", "Then divide by, one or per channel."),

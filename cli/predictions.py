@@ -1,24 +1,23 @@
-"""What a model answered, row by row: collected, shown, or written to a file."""
+"""What a model answered, row by row: collected and shown."""
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from gapa_onnx.cli.answer_files import Arrays, flat, labels
 from gapa_onnx.cli.console import console
 from gapa_onnx.cli.layout import new_table
+from gapa_onnx.cli.tokens import Reading, show_tokens, spoken_of
 from gapa_onnx.errors import UserError
+from gapa_onnx.model.caches import many_caches, names_told
 
 HEAD = 10  # rows in the table
 MOST_COLUMNS = 6  # elements of one output in the table, if the terminal is wide enough
 CELL_WIDTH = 18
 
-Arrays = Mapping[str, np.ndarray]
 Column = tuple[str, list[str]]  #: its label, and a cell for each row
 
 
@@ -46,7 +45,7 @@ class Predictions:
         }
         self.keep = keep
         self.rows = 0
-        self.spread = {name: _Spread() for name, head in self.heads.items() if "var" in head["outputs"]}
+        self.spread = {name: _Spread() for name, head in self.heads.items() if _variance(head) is not None}
         self.flags = {name: _Flags() for name, head in self.heads.items() if "ood" in head["outputs"]}
         self.images = {name: _Flags() for name, head in self.heads.items() if "image_ood" in head["outputs"]}
         self._pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.names}
@@ -61,7 +60,7 @@ class Predictions:
             if self.keep is None or self.rows < self.keep:
                 self._pieces[name].append(by_name[name])
         for name, spread in self.spread.items():
-            spread.add(by_name[self.heads[name]["outputs"]["var"]])
+            spread.add(by_name[str(_variance(self.heads[name]))])
         for name, flags in self.flags.items():
             flags.add(by_name[self.heads[name]["outputs"]["ood"]])
         for name, flags in self.images.items():
@@ -101,6 +100,12 @@ class Predictions:
         return whole
 
 
+def _variance(head: Mapping[str, Any]) -> str | None:
+    """The output that holds the variance of a head, of its leading tokens where it has no other."""
+    outputs: Mapping[str, str] = head["outputs"]
+    return outputs.get("var", outputs.get("token_var"))
+
+
 def _of_one_size(pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Answers (rows, …) of sequences of several lengths, filled up to the longest with NaN, -1 or false."""
     if len({piece.shape[1:] for piece in pieces}) < 2 or len({piece.ndim for piece in pieces}) > 1:
@@ -122,7 +127,7 @@ class _Spread:
         self.count, self.total, self.largest, self.missing = 0, 0.0, 0.0, 0
 
     def add(self, var: np.ndarray) -> None:
-        known = np.isfinite(var)
+        known = np.isfinite(var) & (var >= 0)  # a damaged file may say anything
         std = np.sqrt(var[known].astype(np.float64))
         self.count += std.size
         self.total += float(std.sum())
@@ -152,10 +157,23 @@ class _Flags:
 # ---------------------------------------------------------------------------- table
 
 
-def show(predictions: Predictions) -> None:
+def show(predictions: Predictions, reading: Reading | None = None) -> None:
     """The first rows, what each output says about them, and a line about all rows."""
     arrays = predictions.arrays()
-    means = _means(predictions)
+    tokens = None if reading is None else spoken_of(predictions.heads, arrays)
+    caches = many_caches(predictions.names)
+    means = [name for name in _means(predictions) if name not in (tokens, *caches)]
+    if reading is not None and tokens is not None:
+        show_tokens(tokens, predictions.heads[tokens], arrays, reading)
+    if means:
+        _show_elements(predictions, arrays, means)
+    if caches:
+        console().print(f"{names_told(caches)}: not shown; -o FILE writes all", soft_wrap=True)
+    _say_about_all(predictions)
+
+
+def _show_elements(predictions: Predictions, arrays: Arrays, means: Sequence[str]) -> None:
+    """The first rows and the first elements of outputs."""
     out = console()
     most = min(MOST_COLUMNS, max(1, out.width // CELL_WIDTH // max(1, len(means))))
     table = new_table()
@@ -175,7 +193,6 @@ def show(predictions: Predictions) -> None:
     out.print()
     for line in hidden:
         out.print(line, soft_wrap=True)
-    _say_about_all(predictions)
 
 
 def _means(predictions: Predictions) -> list[str]:
@@ -210,16 +227,16 @@ def _columns(
         return _best_candidate(arrays, head), 0
     if name not in arrays:  # a list of maps, beside which there is a score
         return _scores(roles, arrays), 0
-    mean, labels = arrays[name], _labels(name, arrays[name])
-    left = max(0, len(labels) - most)
+    mean, titles = arrays[name], labels(name, arrays[name])
+    left = max(0, len(titles) - most)
     probs = arrays[roles["probs"]] if "probs" in roles and mean.ndim == 2 else None
     if probs is not None and link == "softmax" and "tokens" not in roles:
         columns, left = _best_class(name, mean, probs), 0
     elif probs is not None and link == "sigmoid":
-        columns = _probabilities(labels[:most], probs)
+        columns = _probabilities(titles[:most], probs)
     else:
         var = roles.get("total_var", roles.get("var"))  # with the noise, where it is known
-        columns = _error_bars(labels[:most], mean, None if var is None else arrays[var])
+        columns = _error_bars(titles[:most], mean, None if var is None else arrays[var])
     return columns + _promised(roles, arrays) + _scores(roles, arrays), left
 
 
@@ -261,7 +278,7 @@ def _promised(roles: Mapping[str, str], arrays: Arrays) -> list[Column]:
     if "defer" in roles:
         columns.append(("defer", [_cell(value, None) for value in arrays[roles["defer"]]]))
     if "lower" in roles and arrays[roles["lower"]][:1].size == 1:
-        ends = zip(_flat(arrays[roles["lower"]])[:, 0], _flat(arrays[roles["upper"]])[:, 0])
+        ends = zip(flat(arrays[roles["lower"]])[:, 0], flat(arrays[roles["upper"]])[:, 0])
         columns.append(("interval", [f"{lower:.4g} … {upper:.4g}" for lower, upper in ends]))
     return columns
 
@@ -283,18 +300,18 @@ def _best_class(name: str, logits: np.ndarray, probs: np.ndarray) -> list[Column
     return [(name, [f"class {i}" for i in best]), ("probability", [f"{p:.3f}" for p in its])]
 
 
-def _probabilities(labels: Sequence[str], probs: np.ndarray) -> list[Column]:
+def _probabilities(titles: Sequence[str], probs: np.ndarray) -> list[Column]:
     """One column per label, which may hold or not."""
-    return [(f"p({label})", [f"{p:.3f}" for p in probs[:, i]]) for i, label in enumerate(labels)]
+    return [(f"p({label})", [f"{p:.3f}" for p in probs[:, i]]) for i, label in enumerate(titles)]
 
 
-def _error_bars(labels: Sequence[str], mean: np.ndarray, var: np.ndarray | None) -> list[Column]:
+def _error_bars(titles: Sequence[str], mean: np.ndarray, var: np.ndarray | None) -> list[Column]:
     """One column per element, with its standard deviation where that is known."""
-    values = _flat(mean)
-    stds = np.full(values.shape, None) if var is None else _flat(var) ** 0.5
+    values = flat(mean)
+    stds = np.full(values.shape, None) if var is None else flat(var) ** 0.5
     return [
         (label, [_cell(value, std) for value, std in zip(values[:, i], stds[:, i])])
-        for i, label in enumerate(labels)
+        for i, label in enumerate(titles)
     ]
 
 
@@ -303,74 +320,3 @@ def _cell(value: Any, std: Any) -> str:
         return "yes" if value else "no"
     text = f"{value:.4g}" if isinstance(value, np.floating) else str(value)
     return text if std is None else f"{text} ± {std:.2g}"
-
-
-def _flat(array: np.ndarray) -> np.ndarray:
-    return array.reshape(len(array), -1)  # (rows, elements)
-
-
-def _labels(name: str, array: np.ndarray) -> list[str]:
-    """One per element of a row: name, name[i], name[i,j]."""
-    if array.ndim == 1:
-        return [name]
-    return [f"{name}[{','.join(map(str, place))}]" for place in np.ndindex(array.shape[1:])]
-
-
-# ---------------------------------------------------------------------------- files
-
-
-def writer(path: Path) -> Callable[[Arrays], None]:
-    """What writes a file of this kind, whole or not at all; found out before any work is done."""
-    from gapa_onnx.compiler import writable
-    from gapa_onnx.model.writing import replacing
-
-    kind = path.suffix.lower()
-    if kind not in _WRITERS:
-        raise UserError(f"{path} is of a kind that cannot be written", f"choose one of {', '.join(_WRITERS)}")
-    writable(path)
-
-    def write(arrays: Arrays) -> None:
-        with replacing(path) as temporary:
-            _WRITERS[kind](temporary, {name: _plain(array) for name, array in arrays.items()})
-
-    return write
-
-
-def _plain(array: np.ndarray) -> np.ndarray:
-    """Text as text: an array of Python objects would be pickled."""
-    return array.astype(np.str_) if array.dtype == object else array
-
-
-def _write_npz(path: Path, arrays: Arrays) -> None:
-    with open(path, "wb") as file:  # savez adds a suffix to a path, not to a file
-        np.savez(file, allow_pickle=False, **arrays)
-
-
-def _write_csv(path: Path, arrays: Arrays) -> None:
-    # numpy's text of a float is the shortest that reads back as the same number
-    columns = [_flat(array).astype(np.str_) for array in arrays.values()]
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
-        lines.writerow([label for name, array in arrays.items() for label in _labels(name, array)])
-        lines.writerows(np.concatenate(columns, axis=1).tolist())
-
-
-def _write_json(path: Path, arrays: Arrays) -> None:
-    outputs = {name: _json_numbers(array) for name, array in arrays.items()}
-    path.write_text(json.dumps({"outputs": outputs}, allow_nan=False), encoding="utf-8")
-
-
-def _json_numbers(array: np.ndarray) -> Any:
-    """Nested lists; NaN and infinity, which JSON does not have, become null."""
-    if array.dtype.kind != "f" or np.isfinite(array).all():
-        return array.tolist()
-    numbers = array.astype(object)
-    numbers[~np.isfinite(array)] = None
-    return numbers.tolist()
-
-
-_WRITERS: dict[str, Callable[[Path, Arrays], None]] = {
-    ".npz": _write_npz,
-    ".csv": _write_csv,
-    ".json": _write_json,
-}

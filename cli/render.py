@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gapa_onnx.cli import render_places
-from gapa_onnx.cli.added import PROMISES, added, promise_line, threshold_line
+from gapa_onnx.cli.added import PROMISES, added, kept_of_data, promise_line, threshold_line
 from gapa_onnx.cli.console import console
 from gapa_onnx.cli.flags import as_flags
 from gapa_onnx.cli.layout import (
@@ -25,6 +25,7 @@ from gapa_onnx.cli.layout import (
     table,
     text_text,
 )
+from gapa_onnx.model.caches import told_as_one
 
 if TYPE_CHECKING:
     from gapa_onnx.settle.thresholds import Threshold
@@ -62,7 +63,7 @@ def conversion(answer: Mapping[str, Any], source: str, data: str, calib: str) ->
 def plan(answer: Mapping[str, Any], row_shapes: Mapping[str, tuple[int, ...]]) -> None:
     """The summary of `convert --dry-run`."""
     rows = answer["data"]["rows"]
-    fed = ", ".join(f"{name} {shape_text(shape)}" for name, shape in row_shapes.items())
+    fed = ", ".join(f"{text} {shape_text(row_shapes[name])}" for name, text in told_as_one(row_shapes))
     lines(
         ("would write", answer["output"]),
         (
@@ -80,7 +81,7 @@ def plan(answer: Mapping[str, Any], row_shapes: Mapping[str, tuple[int, ...]]) -
     would_add = [
         (
             "would add",
-            f"{name}_var, and what goes with {h['task']}"
+            f"{name}_{'token_var' if h['task'] == 'tokens' else 'var'}, and what goes with {h['task']}"
             if answer["variance_outputs"]
             else f"{name}_score and {name}_ood",
         )
@@ -139,6 +140,7 @@ def converted(answer: Mapping[str, Any]) -> None:
         *_ports(answer),
         ("data", f"{record['data']['rows']} rows, {_dropped(record['data']['dropped'])}"),
         *_held_out(record["data"]),
+        kept_of_data(record),
         *_prepared(record),
         ("settings", ", ".join(f"{name} {value}" for name, value in record["settings"].items())),
     )
@@ -328,7 +330,8 @@ def _ports(answer: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             kind,
             ", ".join(
-                f"{port['name']} {port['type']} {shape_text(port['shape'])}" for port in answer[f"{kind}s"]
+                f"{name} {port['type']} {shape_text(port['shape'])}"
+                for port, name in told_as_one(answer[f"{kind}s"], lambda port: str(port["name"]))
             ),
         )
         for kind in ("input", "output")
@@ -348,7 +351,9 @@ def _heads(heads: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _certain(outputs: Iterable[str]) -> list[tuple[str, str]]:
-    return [("certain", f"{name}: no site reaches it, so it gets no variance") for name in outputs]
+    return [
+        ("certain", f"{text}: no site reaches it, so it gets no variance") for _, text in told_as_one(outputs)
+    ]
 
 
 def _uncovered(record: Mapping[str, Any]) -> list[tuple[str, str]]:

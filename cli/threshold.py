@@ -58,7 +58,7 @@ def threshold(
     as_json: options.Json = False,
 ) -> int:
     """Show or move the line beyond which a converted file flags an input, or what it promises; nothing else changes."""
-    from gapa_onnx.compiler import writable
+    from gapa_onnx.files import writable
     from gapa_onnx.settle.moving import move_promises
     from gapa_onnx.settle.thresholds import set_threshold
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gapa_onnx.measure.evaluation.evaluate import evaluate
     from gapa_onnx.measure.evaluation.report import write_figures, write_report
     from gapa_onnx.measure.evaluation.result import Evaluation
+    from gapa_onnx.packaging.stacks import Package, package
     from gapa_onnx.sessions.runtime import library_path, session
     from gapa_onnx.settings import Settings
     from gapa_onnx.settle.thresholds import Threshold, set_threshold, thresholds
@@ -33,6 +34,8 @@ _HOME = {
     "evaluate": "measure.evaluation.evaluate",
     "write_figures": "measure.evaluation.report",
     "write_report": "measure.evaluation.report",
+    "Package": "packaging.stacks",
+    "package": "packaging.stacks",
     "library_path": "sessions.runtime",
     "session": "sessions.runtime",
     "Settings": "settings",
@@ -45,6 +48,7 @@ __all__ = [
     "Conversion",
     "Evaluation",
     "ImageOptions",
+    "Package",
     "Settings",
     "TextOptions",
     "Threshold",
@@ -52,6 +56,7 @@ __all__ = [
     "convert",
     "evaluate",
     "library_path",
+    "package",
     "session",
     "set_threshold",
     "thresholds",

@@ -33,10 +33,11 @@ from gapa_onnx.data import (
     set_apart,
 )
 from gapa_onnx.data.text import CALIBRATION_TOKENS
-from gapa_onnx.emit.emit import attach, emit
+from gapa_onnx.emit.emit import emit, seal
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
 from gapa_onnx.errors import UserError
+from gapa_onnx.files import writable
 from gapa_onnx.fit.calibrate import Calibration, calibrate
 from gapa_onnx.measure.budget import within_budget
 from gapa_onnx.measure.coverage import Coverage
@@ -133,7 +134,7 @@ def convert(
     numbers = settle(template, calibration, data, settings, held, progress)
     converted = emit(template, numbers, calibration, settings, spent, held)
     checks = _verified(source, converted, calibration, allow_uncovered, progress)
-    _tell_uncovered(converted, checks)
+    _seal(converted, checks)
     return Conversion(converted, _written(converted, path, checks), plan, calibration, numbers, checks)
 
 
@@ -239,21 +240,18 @@ def _verified(
     return tuple(checks)
 
 
-def _tell_uncovered(converted: onnx.ModelProto, checks: Sequence[Check]) -> None:
-    """Put into the record what varies and has no variance."""
+def _seal(converted: onnx.ModelProto, checks: Sequence[Check]) -> None:
+    """Put into the record what varies and has no variance, and the digest of all."""
     uncovered = {
         output: text
         for check in checks
         if isinstance(check, Coverage)
         for output, text in check.uncovered.items()
     }
-    if uncovered:
-        record = require(converted, "the model")
-        heads = {
-            output: replace(head, uncovered=uncovered.get(output)) for output, head in record.heads.items()
-        }
-        bare = tuple(output for output in uncovered if output not in heads)
-        attach(converted, replace(record, heads=heads, uncovered=bare))
+    record = require(converted, "the model")
+    heads = {output: replace(head, uncovered=uncovered.get(output)) for output, head in record.heads.items()}
+    bare = tuple(output for output in uncovered if output not in heads)
+    seal(converted, replace(record, heads=heads, uncovered=bare))
 
 
 def _written(converted: onnx.ModelProto, path: Path | None, checks: Sequence[Check]) -> Path | None:
@@ -267,17 +265,3 @@ def _written(converted: onnx.ModelProto, path: Path | None, checks: Sequence[Che
 def default_output(model: Path) -> Path:
     """MODEL.onnx becomes MODEL.gapa.onnx, beside it."""
     return model.with_name((model.stem if model.suffix == ".onnx" else model.name) + ".gapa.onnx")
-
-
-def writable(path: Path) -> Path:
-    """The path, if a file can be written there; found out before any work is done."""
-    folder = path.parent
-    if not folder.is_dir():
-        raise UserError(
-            f"cannot write {path}: the folder {folder} does not exist", "create it, or choose another"
-        )
-    if path.is_dir():
-        raise UserError(f"cannot write {path}: it is a folder", "give the name of a file")
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"cannot write {path}: no permission in {folder}", "choose another place")
-    return path

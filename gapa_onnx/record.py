@@ -17,7 +17,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.strict_json import Damage, decoded, encoded, shown
 
 METADATA_KEY = "gapa_onnx"
-FORMAT = 4  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
+FORMAT = 5  #: of the record; raised whenever a field is added, removed or changes its meaning, as the reader is strict
 
 
 # Text that is one of some words.
@@ -111,6 +111,7 @@ class PlaceRecord:
     share: str  #: tensor: the unexplained share s of each query
     rows: int  #: queries that it was fitted to
     points: int  #: inducing points
+    least_rows: int  #: that each of these is the mean of, at least; 1 where calibration rows themselves are among them
     width: int
     k: int
     length_scale: float
@@ -323,6 +324,7 @@ class Record:
     budget: BudgetRecord | None = None
     uncovered: tuple[str, ...] = ()  #: outputs that vary with the data and have no variance at all
     states: tuple[str, ...] = ()  #: outputs that are fed again at the next call, and have no variance
+    digest: str | None = None  #: of all that the file computes by; None in a model that is not written yet
 
     @property
     def places(self) -> tuple[PlaceRecord, ...]:

@@ -29,7 +29,8 @@ from gapa_onnx.errors import UserError
 LEAST_POINTS = 20  # for each neighbour, where `m` is auto
 MOST_POINTS = 40  # the same where a row of the data asks many queries, which stand for more kinds of them
 CHOSEN_POINTS = 8  # the same at a detector's candidates, of which there are hundreds at several scales
-WITNESS_POINTS = 20  # the same at witnesses, which more points tell no more
+WITNESS_POINTS = 20  # the same at witnesses that are means over a map, which more points tell no more
+VECTOR_POINTS = 18  # the same at other witnesses: in networks without maps they are half of the cost
 WITNESS_NEIGHBOURS = 20  # K there at most: a share that is only ranked may be coarser
 POINT_NUMBERS = 350_000  # that they are together, between these
 MOST_KEPT = 48 << 20  # bytes of prepared neighbourhoods, of which the native library keeps no more
@@ -196,6 +197,12 @@ class Settings:
         help="How inducing points, the remembered activations, are chosen from the calibration rows.",
         group=GAUSSIAN_PROCESS,
     )
+    private: int = count(
+        default=1,
+        help="Keep only inducing points that are means of at least so many calibration rows, so that none of these is "
+        "in the file.",
+        group=GAUSSIAN_PROCESS,
+    )
     m: str | int = word_or_count(
         "auto",
         help="Inducing points per site; auto takes 20 for each neighbour, so 1000; up to 40 where each token or "
@@ -293,7 +300,14 @@ class Settings:
         """M at most, where not all rows are taken."""
         return MOST_POINTS * self.k if isinstance(self.m, str) else self.m
 
-    def points_for(self, width: int, many: bool = False, chosen: bool = False, witness: bool = False) -> int:
+    def points_for(
+        self,
+        width: int,
+        many: bool = False,
+        chosen: bool = False,
+        witness: bool = False,
+        pooled: bool = False,
+    ) -> int:
         """M where activations have this width, and a row of the data asks one query or many.
 
         Variances tell a little more with every doubling of M (docs/defaults.md), scores by witnesses do not, so that cost
@@ -301,8 +315,10 @@ class Settings:
         """
         if not isinstance(self.m, str):
             return self.m
-        if chosen or (witness and not many):
-            return (CHOSEN_POINTS if chosen else WITNESS_POINTS) * self.k
+        if chosen:
+            return CHOSEN_POINTS * self.k
+        if witness and not many:
+            return (WITNESS_POINTS if pooled else VECTOR_POINTS) * self.k
         if not many:
             return LEAST_POINTS * self.k
         return min(max(POINT_NUMBERS // width, LEAST_POINTS * self.k), MOST_POINTS * self.k)
@@ -329,6 +345,11 @@ def _require_consistent(settings: Settings) -> None:
         raise UserError(
             f"`index='ivfpq'` stores points as codes of its own, `points={settings.points!r}` has nothing to do",
             "leave out either of them",
+        )
+    if settings.private > 1 and settings.inducing != "kmeans":
+        raise UserError(
+            f"`inducing={settings.inducing!r}` keeps calibration rows themselves, which `private={settings.private}` rules out",
+            "leave `inducing` out: kmeans keeps means",
         )
     if settings.solver == "cached" and settings.index not in CACHED_INDEXES:
         raise UserError(

@@ -44,6 +44,7 @@ BOUNDS: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
     "max_error": ((None, 0.001, 0.5), (0, 1, -0.1, NAN, "little")),
     "confidence": ((0.5, 0.99), (0, 1, NAN, "sure")),
     "inducing": (("kmeans", "fps", "random", "all"), ("grid", "")),
+    "private": ((1, 5), (0, -1, 2.5, "all")),
     "m": (("auto", 50, "700"), (0, "0", -1, "many", 60.5, "60.5")),
     "k": ((1, 50), (0, -1, 10.5, "ten")),
     "index": (("auto", "flat", "ivf", "hnsw", "ivfpq"), ("lsh", "")),
@@ -94,6 +95,7 @@ def test_the_command_line_refuses_the_same(capsys, name, value):
 def test_rules_between_settings():
     for choice, words in (
         ({"k": 60, "m": 59}, "`k=60` is more than `m=59`"),
+        ({"private": 5, "inducing": "all"}, "keeps calibration rows themselves"),
         ({"index": "ivfpq", "points": "int8"}, "`points='int8'` has nothing to do"),
         ({"solver": "cached", "index": "hnsw"}, "`index='hnsw'` is not for"),
     ):
@@ -148,7 +150,7 @@ def test_every_argument_that_the_library_may_name_is_an_option():
         assert flag(name) in taken[name]
     python = {
         name
-        for f in (gapa_onnx.convert, gapa_onnx.evaluate, gapa_onnx.set_threshold)
+        for f in (gapa_onnx.convert, gapa_onnx.evaluate, gapa_onnx.set_threshold, gapa_onnx.package)
         for name in _parameters(f)
     }
     from gapa_onnx.measure.bench import measure
@@ -196,7 +198,8 @@ FLAG = re.compile(r"(?<![\w(-])--[a-z]|(?<=[\s\"`])-o\b")  # not the var(--colou
 def test_only_the_command_line_speaks_of_flags():
     """Python users read the same texts. A whole command, which starts with the program's name, may have flags."""
     library = Path(gapa_onnx.__file__).parent
-    texts = [path for path in library.rglob("*.py") if path.relative_to(library).parts[0] != "cli"]
+    programs = {"cli", "clients"}  # the latter are shipped with packages, and have options of their own
+    texts = [path for path in library.rglob("*.py") if not programs & set(path.relative_to(library).parts)]
     assert len(texts) > 100
     found = [
         f"{path.relative_to(library)}:{number}: {line.strip()}"

@@ -13,7 +13,7 @@ import house
 PICTURE = house.ROOT / "docs" / "figures" / "house.svg"
 
 #: The rooms that all others stand on.
-GROUND = ("errors", "arrays", "progress", "threads", "settings", "record")
+GROUND = ("errors", "files", "arrays", "tensors", "progress", "threads", "settings", "record")
 
 LEFT, RIGHT = 40, 530  # the walls
 EAVES = 18  # how far the roof reaches beyond them

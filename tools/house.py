@@ -22,7 +22,9 @@ FRONT_DOOR = "front door"
 #: room -> what it is for; a room imports only rooms before it
 ROOMS = {
     "errors": "what is the user's to fix",
+    "files": "writing: whole or not at all",
     "arrays": "the name of a numpy array",
+    "tensors": "what a serialized tensor must be",
     "progress": "how a long step says how far it is",
     "threads": "one thread, or side by side",
     "strict_json": "JSON to dataclasses, strictly",
@@ -40,6 +42,7 @@ ROOMS = {
     "emit": "the variance graph, written beside the source",
     "settle": "left-out rows: weights, noise, thresholds",
     "measure": "verify, evaluate, bench",
+    "packaging": "folders that servers and runtimes take",
     "compiler": "the steps of a conversion, in order",
     FRONT_DOOR: "the names that users import",
     "cli": "the commands; alone in printing",

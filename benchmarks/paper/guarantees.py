@@ -1,6 +1,6 @@
 """What converted files promise, counted on rows that they have never seen: coverage, width, size, error.
 
-    python benchmarks/paper/guarantees.py [--quick] [--data DIR] [--cifar cifar10.npz] [--only NAME …] [--splits 20]
+    python benchmarks/paper/guarantees.py [--quick] [--data DIR] [--cifar DIR] [--only NAME …] [--splits 20]
 
 One network per data set; what varies from split to split is which unseen rows are held out for the conversion and
 which are for the table. Sites are fitted once per network, everything else is found again in each split.
@@ -15,10 +15,12 @@ half, at most 4000, are held out with their targets. Coverage 0.9, two kinds of 
     winkler       width + 20 · what a target lies beyond its interval, the mean; `error` is its standard error
 
 Classification: 500 labelled rows are held out. Networks: the paper's on MNIST (coverage 0.99) and Fashion-MNIST (0.95),
-and with --cifar the four ResNets (0.95), whose last layer is converted by itself: it reads what their only site compares.
+and with --cifar, a folder that holds or takes CIFAR-10's images, the four ResNets (0.95). Of these what the places of the
+default read is computed once, the means of two maps and the last features, and a small network through which just that
+passes is converted in the same geometry: a whole network's file says the same, but would run again for each split.
 
     file          probabilities of the file, sets by each of LAC, APS, RAPS; answered and error with --max-error 0.05
-                  and 2000 labels
+                  and 2000 labels; flagged is the share of the rows that this file calls strange at .05
     temperature   temperature scaling by the same 500 labels
 
 Writes results/guarantees.csv, line by line; what is there already is not run again.
@@ -29,7 +31,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -190,6 +192,10 @@ class Labelled:
 
 def class_lines(name: str, splits: Sequence[int], options: argparse.Namespace) -> Iterator[Line]:
     task, settings = _labelled(name, options), Settings(task="classification", coverage=COVERAGE[name])
+    if name.startswith("resnet"):
+        settings = replace(
+            settings, witnesses="place0,place1", metric="polar"
+        )  # as chosen for the whole network
     net = Fitted(task.model, task.calib, settings)
     (output,) = [value.name for value in task.model.graph.output]
     for split in splits:
@@ -225,11 +231,12 @@ def _deferred(
     held, test = order[:MANY_LABELS], order[MANY_LABELS:]
     choices = replace(settings, max_error=MAX_ERROR, seed=split)
     found = net.file(task.x[held], {"labels": {output: task.y[held]}}, choices)(task.x[test])
+    flagged = round(float(found[f"{output}_ood"].mean()), 5)
     answered = ~found[f"{output}_defer"]
     wrong = (found[output].argmax(axis=1) != task.y[test])[answered]
     line = {"data": name, "split": split, "method": "deferral", "nominal": MAX_ERROR}
     line |= {"answered": round(float(answered.mean()), 5), "error": round(float(wrong.mean()), 5)}
-    return line | {"rows": len(held), "test": len(test)}
+    return line | {"flagged": flagged, "rows": len(held), "test": len(test)}
 
 
 def _probable(probs: np.ndarray, true: np.ndarray) -> Line:
@@ -252,7 +259,7 @@ def _temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
 def _labelled(name: str, options: argparse.Namespace) -> Labelled:
     if name.startswith("resnet"):
-        return _last_layer(name, options)
+        return _places(name, options)
     data = images(name, options.data)
     epochs = {"mnist": 10, "fashion_mnist": 12}[name]
     model = onnx.load(classifier(name, 0, options.data, 2 if options.quick else epochs))
@@ -261,44 +268,84 @@ def _labelled(name: str, options: argparse.Namespace) -> Labelled:
     )
 
 
-def _last_layer(name: str, options: argparse.Namespace) -> Labelled:
-    """The last layer of a ResNet, and what it reads: computed once, and kept in the cache."""
-    path = CACHE / "guarantees" / f"{name}.npz"
+def _places(name: str, options: argparse.Namespace) -> Labelled:
+    """What the places of a ResNet read, computed once and kept in the cache, and a network that is told just that."""
+    path = CACHE / "guarantees" / f"{name}_places.npz"
     if not path.exists():
-        from cifar.nets import FEATURES, resnet, with_features
+        from cifar.images import cifar10, normalised
+        from cifar.nets import resnet
 
         say(f"running {name}")
-        weights = np.load(options.data / "cifar" / f"{name}.npz")
-        session = ort.InferenceSession(with_features(resnet(weights)).SerializeToString())
-        mean, std = np.float32((0.485, 0.456, 0.406)), np.float32((0.229, 0.224, 0.225))
-
-        def features(x: np.ndarray) -> np.ndarray:
-            parts = [x[k : k + 100].astype(np.float32) / 255 for k in range(0, len(x), 100)]
-            fed = [np.ascontiguousarray(((part - mean) / std).transpose(0, 3, 1, 2)) for part in parts]
-            return np.concatenate([session.run([FEATURES], {"x": one})[0] for one in fed])
-
-        with np.load(options.cifar) as data:
-            train, test, y = data["x_train"][:CALIBRATION_ROWS], data["x_test"], data["y_test"]
+        with np.load(options.data / "cifar" / f"{name}.npz") as file:
+            weights = dict(file)
+        read = _reader(resnet(weights))
+        data = cifar10(options.cifar)
+        train, test = (read(normalised(x)) for x in (data.x_train[:CALIBRATION_ROWS], data.x_test))
         path.parent.mkdir(parents=True, exist_ok=True)
         last = {"weight": weights["linear.weight"], "bias": weights["linear.bias"]}
-        np.savez(path, train=features(train), test=features(test), y=y.astype(np.int64), **last)
+        places = {f"train{i}": x for i, x in enumerate(train)} | {f"test{i}": x for i, x in enumerate(test)}
+        np.savez(path, **places, y=data.y_test.astype(np.int64), **last)
     with np.load(path) as kept:
         arrays = dict(kept)
-    return Labelled(_gemm(arrays["weight"], arrays["bias"]), arrays["train"], arrays["test"], arrays["y"])
+    widths = [arrays[f"train{place}"].shape[1] for place in range(3)]
+    train, test = (
+        np.concatenate([arrays[f"{kind}{i}"] for i in range(3)], axis=1) for kind in ("train", "test")
+    )
+    return Labelled(_passing(widths, arrays["weight"], arrays["bias"]), train, test, arrays["y"])
 
 
-def _gemm(weight: np.ndarray, bias: np.ndarray) -> onnx.ModelProto:
+def _reader(model: onnx.ModelProto) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """What its places read of images: the means of the witnesses' maps, then the last features."""
+    from cifar.nets import FEATURES, with_features
+
+    names = [site.query for site in analyse(load(model), Settings()).witnesses]
+    model = with_features(model, FEATURES)
+    for name in names:
+        model.graph.node.append(helper.make_node("GlobalAveragePool", [name], [f"{name}/mean"]))
+        model.graph.node.append(helper.make_node("Flatten", [f"{name}/mean"], [f"{name}/read"]))
+        model.graph.output.append(onnx.ValueInfoProto(name=f"{name}/read"))
+    session = ort.InferenceSession(model.SerializeToString())
+    wanted = [*(f"{name}/read" for name in names), FEATURES]
+
+    def read(x: np.ndarray) -> list[np.ndarray]:
+        parts = [session.run(wanted, {"x": x[k : k + 100]}) for k in range(0, len(x), 100)]
+        return [np.concatenate(part) for part in zip(*parts)]
+
+    return read
+
+
+def _passing(widths: list[int], weight: np.ndarray, bias: np.ndarray) -> onnx.ModelProto:
+    """x (n, all widths) → place0, place1, … → features → logits, where each is made of the one before and its own columns.
+
+    What one place adds to the next is zero, and none of the numbers is negative, so that a place is just its columns; all
+    but the features are maps of one position, (n, width, 1, 1), as the places that they stand for are maps.
+    """
+    names = [*(f"place{i}" for i in range(len(widths) - 1)), "features"]
+    ends = np.cumsum([0, *widths])
+    constants = {"axis": np.array([1]), "map": np.array([2, 3]), "weight": weight, "bias": bias}
+    nodes = []
+    for i, name in enumerate(names):
+        constants |= {f"start{i}": ends[i : i + 1], f"end{i}": ends[i + 1 : i + 2]}
+        nodes.append(helper.make_node("Slice", ["x", f"start{i}", f"end{i}", "axis"], [f"columns{i}"]))
+        whole = f"columns{i}"
+        if i:
+            constants[f"nothing{i}"] = np.zeros((widths[i - 1], widths[i]), np.float32)
+            nodes.append(helper.make_node("Flatten", [names[i - 1]], [f"flat{i}"]))
+            nodes.append(helper.make_node("MatMul", [f"flat{i}", f"nothing{i}"], [f"added{i}"]))
+            nodes.append(helper.make_node("Add", [whole, f"added{i}"], [f"whole{i}"]))
+            whole = f"whole{i}"
+        if name != "features":
+            nodes.append(helper.make_node("Unsqueeze", [whole, "map"], [f"map{i}"]))
+            whole = f"map{i}"
+        nodes.append(helper.make_node("Relu", [whole], [name]))
+    nodes.append(helper.make_node("Gemm", ["features", "weight", "bias"], ["logits"], transB=1))
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
-        # Features are means of what is not negative, so that the Relu changes nothing; it is a place for a site.
-        [
-            helper.make_node("Relu", ["x"], ["features"]),
-            helper.make_node("Gemm", ["features", "weight", "bias"], ["logits"], transB=1),
-        ],
-        "last_layer",
-        [value("x", TensorProto.FLOAT, ["n", weight.shape[1]])],
+        nodes,
+        "places",
+        [value("x", TensorProto.FLOAT, ["n", sum(widths)])],
         [value("logits", TensorProto.FLOAT, ["n", len(bias)])],
-        [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")],
+        [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
@@ -307,14 +354,14 @@ def _gemm(weight: np.ndarray, bias: np.ndarray) -> onnx.ModelProto:
 
 COLUMNS = (
     "data", "split", "method", "nominal", "coverage", "size", "winkler", "accuracy", "nll", "ece", "empty",
-    "argmax_changed", "answered", "error", "rows", "test",
+    "argmax_changed", "answered", "error", "flagged", "rows", "test",
 )  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the data sets")
-    parser.add_argument("--cifar", type=Path, help="CIFAR-10 as x_train, x_test, y_test in one .npz")
+    parser.add_argument("--cifar", type=Path, help="where CIFAR-10's images are, or are to be kept")
     parser.add_argument("--only", nargs="*", choices=[*REGRESSION, *COVERAGE])
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--out", type=Path, help="the table; results/guarantees.csv")
@@ -347,7 +394,7 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
         groups.setdefault((row["data"], row["method"]), []).append(row)
     for (data, method), lines in groups.items():
         means = {}
-        for column in COLUMNS[4:14]:
+        for column in COLUMNS[4:15]:
             values = [float(line[column]) for line in lines if str(line[column])]
             if values:
                 means[column] = (

@@ -70,6 +70,8 @@ def _classes(groups: dict[tuple[str, str], list[Row]], names: Sequence[str]) -> 
             cells.append(f"{_shown(of_kind, 'coverage')}, {_mean(of_kind, 'size'):.2f}")
         deferral = groups.get((name, "deferral"), [])
         cells.append(f"{_mean(deferral, 'answered'):.3f}, {_mean(deferral, 'error'):.4f}" if deferral else "")
+        counted = bool(deferral) and all(row.get("flagged") for row in deferral)
+        cells.append(_shown(deferral, "flagged") if counted else "")
         lines.append(cells)
     heads = [
         "network",
@@ -80,6 +82,7 @@ def _classes(groups: dict[tuple[str, str], list[Row]], names: Sequence[str]) -> 
         "asked",
         *(f"{k.upper()}: coverage, size" for k in SETS),
         "answered, error",
+        "flagged at 0.05",
     ]
     changed = sum(int(row["argmax_changed"] or 0) for name in names for row in groups[name, "file, lac"])
     empty = sum(
@@ -87,7 +90,8 @@ def _classes(groups: dict[tuple[str, str], list[Row]], names: Sequence[str]) -> 
     )
     text = (
         "500 labels: 400 for temperature and τ, 100 to count sets on; beside it temperature scaling by all 500. Deferral with an error of at "
-        "most 0.05 and confidence 0.9 by 2000 labels: the share of rows that are answered, and their error. Predictions that changed: "
+        "most 0.05 and confidence 0.9 by 2000 labels: the share of rows that are answered, and their error; beside it the share of test rows that the same file calls strange. "
+        "Of ResNets, what their places read went through a network that passes just that. Predictions that changed: "
         f"{changed}; empty sets: {empty}.\n"
     )
     return f"{text}\n{_table(heads, lines)}"

@@ -6,24 +6,21 @@ import math
 import re
 import sys
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.data.bundle import ArrayStream, Bundle, reading, stream_of
 from gapa_onnx.data.spec import InputSpec
 from gapa_onnx.errors import UserError
+from gapa_onnx.tensors import fault, is_text
 
 _NO_OBJECTS = "save it with a numeric or text dtype; arrays of Python objects are never loaded from a file"
-#: RuntimeError: an encrypted member; NotImplementedError: a compression method that Python lacks
-_ZIP_FAILURES = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 def npy_stream(path: Path) -> ArrayStream:
@@ -40,7 +37,7 @@ def npy_stream(path: Path) -> ArrayStream:
 def npz_bundle(path: Path) -> Bundle:
     """The arrays of a .npz file, by key, each read in pieces straight from its zip member."""
     arrays = {}
-    with reading(path, *_ZIP_FAILURES), zipfile.ZipFile(path) as archive:
+    with reading(path), zipfile.ZipFile(path) as archive:
         members = [name for name in archive.namelist() if name.endswith(".npy")]
         for member in members:
             key = member.removesuffix(".npy")
@@ -53,6 +50,7 @@ def npz_bundle(path: Path) -> Bundle:
                     if len(members) == 1:
                         raise
                     continue
+            _require_whole(archive.getinfo(member), where, shape, dtype)
             arrays[key] = _member_stream(path, member, where, shape, fortran, dtype)
     if not arrays:
         raise UserError(f"{path} holds no array that can be read", _NO_OBJECTS)
@@ -67,6 +65,8 @@ def _npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.
     shape, fortran, dtype = (
         np.lib.format.read_array_header_1_0(file) if first else np.lib.format.read_array_header_2_0(file)
     )
+    if any(size < 0 for size in shape):
+        raise UserError(f"{where} is said to have the shape {shape}", "save the file again")
     if dtype.hasobject or dtype.names:
         elements = "records" if dtype.names else "Python objects"
         raise UserError(f"{where} is an array of {elements}", _NO_OBJECTS)
@@ -77,7 +77,7 @@ def _member_stream(
     path: Path, member: str, where: str, shape: tuple[int, ...], fortran: bool, dtype: np.dtype
 ) -> ArrayStream:
     def read(step: int) -> Iterator[Array]:
-        with reading(path, *_ZIP_FAILURES), zipfile.ZipFile(path) as archive, archive.open(member) as file:
+        with reading(path), zipfile.ZipFile(path) as archive, archive.open(member) as file:
             if fortran or not shape:
                 # column by column in the file: a row is complete only when all has been read
                 yield from stream_of(np.lib.format.read_array(file, allow_pickle=False), where).read(step)
@@ -95,13 +95,30 @@ def _member_stream(
     return ArrayStream(where, dtype, shape, read)
 
 
+def _require_whole(member: zipfile.ZipInfo, where: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Refuse a member that says that it holds more than it does, before memory is taken for that."""
+    wanted = math.prod(shape) * dtype.itemsize
+    if member.file_size < wanted:
+        raise UserError(
+            f"{where} has {member.file_size} bytes, where the shape {shape} needs {wanted}",
+            "save the file again",
+        )
+
+
 def load_tensor(path: Path) -> tuple[str, Array]:
     """The name (often empty) and the value of a TensorProto in a file."""
-    with reading(path, DecodeError, TypeError):
+    with reading(path):
         tensor = onnx.TensorProto.FromString(path.read_bytes())
         if tensor.data_type == onnx.TensorProto.UNDEFINED:
             raise UserError(f"{path} holds no tensor", "ONNX test data are serialized TensorProto messages")
-        return tensor.name, numpy_helper.to_array(tensor, base_dir=str(path.parent))
+        wrong = fault(tensor)
+        if not is_text(tensor.name) or wrong is not None:
+            raise UserError(f"the tensor of {path} {wrong or 'has no name in UTF-8'}", "save the file again")
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise UserError(
+                f"the data of {path} are in another file, which is not followed", "save them inside the .pb"
+            )
+        return tensor.name, numpy_helper.to_array(tensor)
 
 
 def tensor_bundles(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Iterator[Bundle]:

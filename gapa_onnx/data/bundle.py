@@ -81,14 +81,16 @@ def bundle_of(arrays: Mapping[str, Array], where: str) -> Bundle:
 
 
 @contextmanager
-def reading(where: object, *failures: type[Exception]) -> Iterator[None]:
-    """Turn what a parser throws at a broken file into a sentence that names the file."""
-    broken: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, *failures)
+def reading(where: object) -> Iterator[None]:
+    """Turn what a parser throws at a broken file into a sentence that names the file.
+
+    Parsers throw whatever their first surprise was: KeyError, TypeError, struct.error, SyntaxError.
+    """
     try:
         yield
     except UserError:
         raise
-    except broken as error:
+    except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"{where} cannot be read: {reason}", "the file may be truncated, corrupt or of another format"

@@ -18,6 +18,9 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.record import ImageRecord
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp")
+#: Of these extensions, by which alone Pillow may open a file: it knows many more by their first bytes, and hands some of
+#: them to programs that run what is written in them.
+FORMATS = ("PNG", "JPEG", "BMP")
 Shape = tuple[int | str | None, ...]
 _CHANNEL_AXES = {"first": 1, "last": 3}
 
@@ -162,7 +165,7 @@ def image_bundles(files: Sequence[Path], layout: ImageLayout) -> Iterator[Bundle
 def load_image(path: Path, layout: ImageLayout) -> Array:
     """One image as a row: (C, H, W) or (H, W, C), uint8 as stored or float (x / 255 − mean) / std."""
     Image = require_pillow()
-    with reading(path, SyntaxError, Image.DecompressionBombError), Image.open(path) as image:
+    with reading(path), Image.open(path, formats=FORMATS) as image:
         image.load()
         if image.mode.startswith("I"):
             # 16-bit grey: converting clips at 255, so bring it to 8 bits first; 65535 = 257 · 255

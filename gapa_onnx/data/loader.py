@@ -18,6 +18,11 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.data.bundle import Bundle, Reader, bundle_of
 from gapa_onnx.errors import UserError
 
+#: What code that is not ours may raise, also where it means to end the program: then nothing would have been converted,
+#: and yet all seem well.
+FAILURES = (Exception, SystemExit)
+_END = object()
+
 
 def load_function(path: Path, name: str) -> Callable[[], Iterable[Mapping[str, Any]]]:
     """The function `name` of the Python file at `path`."""
@@ -33,7 +38,7 @@ def load_function(path: Path, name: str) -> Callable[[], Iterable[Mapping[str, A
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except FAILURES as error:
         sys.modules.pop(module_name, None)
         raise _failed(str(path), error) from error
     finally:
@@ -54,12 +59,8 @@ def function_reader(function: Callable[[], Any], name: str) -> Reader:
     """Calls the function anew for each pass."""
 
     def bundles() -> Iterator[Bundle]:
-        try:
+        with _failing(name):
             items = function()
-        except UserError:
-            raise
-        except Exception as error:
-            raise _failed(name, error) from error
         if items is None or not isinstance(items, Iterable):
             raise UserError(
                 f"{name} returned {type(items).__name__}, not something to iterate over",
@@ -83,7 +84,8 @@ def calibration_reader(reader: Any) -> Reader:
     def bundles() -> Iterator[Bundle]:
         nonlocal used
         if used:
-            reader.rewind()
+            with _failing(name):
+                reader.rewind()
         used = True
         yield from _bundles(iter(reader.get_next, None), name)
 
@@ -107,34 +109,41 @@ def as_arrays(item: Any, where: str) -> dict[str, Array]:
     for key, value in item.items():
         try:
             arrays[str(key)] = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
-        except Exception as error:
+        except FAILURES as error:
             raise UserError(f"{where}: '{key}' is not an array: {error}", "give numpy arrays") from error
     return arrays
 
 
 def _bundles(items: Iterable[Any], name: str) -> Iterator[Bundle]:
-    try:
+    with _failing(name):
         iterator = iter(items)
-    except UserError:
-        raise
-    except Exception as error:
-        raise _failed(name, error) from error
     number = 0
     while True:
-        try:
-            item = next(iterator)
-        except StopIteration:
+        with _failing(name):
+            item = next(iterator, _END)
+        if item is _END:
             return
-        except UserError:
-            raise
-        except Exception as error:
-            raise _failed(name, error) from error
         where = f"item {number} of {name}"
         yield bundle_of(as_arrays(item, where), where)
         number += 1
 
 
-def _failed(name: str, error: Exception) -> UserError:
+@contextlib.contextmanager
+def _failing(name: str) -> Iterator[None]:
+    """What the loader's own code raises, as a sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FAILURES as error:
+        raise _failed(name, error) from error
+
+
+def _failed(name: str, error: BaseException) -> UserError:
+    if isinstance(error, SystemExit):
+        return UserError(
+            f"{name} ended the program", "a loader must not call sys.exit; let it return instead"
+        )
     return UserError(
         f"{name} failed: {type(error).__name__}: {error}", "the error is raised by the loader's own code"
     )
@@ -151,7 +160,7 @@ class _Replay:
         self._items = items
         self._name = name
         self._file = tempfile.TemporaryFile()
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._kept: list[list[tuple[str, np.dtype, tuple[int, ...], int]]] = []  #: key, dtype, shape, offset
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
@@ -164,7 +173,7 @@ class _Replay:
                     if self._failure is not None:
                         raise self._failure from None
                     return
-                except Exception as error:
+                except FAILURES as error:
                     # a generator that failed looks finished the next time it is asked
                     self._failure = error
                     raise

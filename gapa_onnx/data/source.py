@@ -2,7 +2,7 @@
 
     folder        .npy, .npz, ONNX test data (test_data_set_*/input_*.pb), images or text, also in sub-folders
     file          one .npy, .npz, .pb, .csv, .parquet or image; text as .txt (a document a line) or .jsonl
-    loader        path/to/loader.py:function, a function without arguments that yields dicts name -> array
+    loader        path/to/loader.py:function, a function without arguments that yields dicts name -> array; its code is run
     Python        a dict of arrays, an iterable of dicts, a function, or an onnxruntime CalibrationDataReader
 
 Rows with NaN or infinities are passed on: whoever uses the data counts them.
@@ -60,6 +60,8 @@ class DataSource:
         self.text = reader.text
         self.inputs = tuple(inputs)
         self.batch_size = batch_size
+        #: inputs that have held NaN, infinities or nothing at all in what was read so far, or are the same in every row
+        self.unwatched: set[str] = set()
         self._reader = reader
 
     @cached_property
@@ -97,7 +99,17 @@ class DataSource:
         """
         if batch_size < 1:
             raise UserError(f"the batch size is {batch_size}", "give at least 1")
-        return self._batches(batch_size)
+        return self._noted(self._batches(batch_size))
+
+    def _noted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches, of which is remembered which inputs hold what is no number."""
+        for batch in batches:
+            self.unwatched |= batch.constants
+            for name, array in batch.items():
+                finite = array.dtype.kind != "f" or (array.size and np.isfinite(array).all())
+                if name not in self.unwatched and not finite:
+                    self.unwatched.add(name)
+            yield batch
 
     def _batches(self, batch_size: int) -> Iterator[Batch]:
         batcher = Batcher(batch_size)

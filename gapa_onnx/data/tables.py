@@ -40,7 +40,7 @@ def csv_bundles(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Bundle]:
 
     An empty cell is a missing value: NaN for a float input, an error for any other.
     """
-    with reading(path, csv.Error), path.open(newline="", encoding="utf-8-sig") as file:
+    with reading(path), path.open(newline="", encoding="utf-8-sig") as file:
         opening = next((line for line in file if line.strip()), "")
         file.seek(0)
         rows = _numbered_rows(file, delimiter=max(",;\t", key=opening.count))
@@ -243,7 +243,7 @@ def _shaped(values: Array, spec: InputSpec, where: str) -> Array:
 
 def parquet_bundles(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Bundle]:
     """The rows of a parquet file, record batch by record batch; null is NaN for a float input."""
-    with reading(path, NotImplementedError, KeyError), _open_parquet(path) as file:
+    with reading(path), _open_parquet(path) as file:
         schema = file.schema_arrow
         scalars = [_is_numeric_type(field.type) for field in schema]
         lists = [_list_depth(field.type) for field in schema]
@@ -263,7 +263,7 @@ def parquet_bundles(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Bundle]
 
 def parquet_count(path: Path) -> int:
     """The rows of a parquet file, which it states itself."""
-    with reading(path, NotImplementedError), _open_parquet(path) as file:
+    with reading(path), _open_parquet(path) as file:
         rows: int = file.metadata.num_rows
         return rows
 

@@ -22,6 +22,7 @@ from gapa_onnx.emit.numbers import Numbers, at_sites, file_tensors
 from gapa_onnx.emit.places import SiteTensors
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.fit.calibrate import Calibration, SiteFit
+from gapa_onnx.model.digest import digest_of
 from gapa_onnx.model.splice import prune, splice
 from gapa_onnx.op.contract import CLASSES, DOMAIN
 from gapa_onnx.plan.head import Head
@@ -83,6 +84,14 @@ def unrecorded(template: Template, numbers: Numbers, wanted: Sequence[str]) -> o
     model = splice(source.proto, additions, [*template.outputs, *more], template.functions)
     _loosen_outputs(model, template)
     return model
+
+
+def seal(model: onnx.ModelProto, record: Record) -> Record:
+    """Put the record into a model that is about to be written, with a digest of both; the record as it is then."""
+    attach(model, record)
+    sealed = replace(record, digest=digest_of(model))
+    attach(model, sealed)
+    return sealed
 
 
 def attach(model: onnx.ModelProto, record: Record) -> None:
@@ -209,6 +218,7 @@ def _place(tensors: SiteTensors, fit: SiteFit) -> dict[str, Any]:
         share=tensors.share,
         rows=fit.rows,
         points=len(fit.index.points),
+        least_rows=fit.least_rows,
         width=fit.index.points.shape[1],
         k=fit.k,
         length_scale=fit.length_scale,

@@ -36,6 +36,7 @@ from gapa_onnx.plan.heads.promises import PromiseTensors
 from gapa_onnx.plan.heads.strangeness import Gauge, Heard, Testimony
 from gapa_onnx.plan.outputs import Answer, answer, declare, declare_scores, score_answer, with_noise
 from gapa_onnx.plan.scores import ScoreTensors, is_told_by
+from gapa_onnx.plan.soundness import watched_inputs
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.propagation import Propagation, RefusedNode, propagate
@@ -82,8 +83,7 @@ def rewrite(
     those with labels a temperature and sets. `held_out` is whether p-values will rank rows that the model was not fitted
     to."""
     fits = {fit.site.output: fit for fit in calibration.fits}
-    source = plan.source
-    tensors = source.tensors
+    source, tensors = plan.source, plan.source.tensors
     own: dict[str, Value] = {}
     at_sites: dict[str, SiteTensors] = {}
     chosen: dict[str, Selection] = {}
@@ -102,12 +102,12 @@ def rewrite(
         return own[site.output]
 
     if plan.score_only:
-        return _scores_alone(plan, fits[plan.sites[0].output])
+        return _scores_alone(plan, fits[plan.sites[0].output], _watched(plan, calibration))
     result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
     graph = result.graph
     heard = witnesses.heard(graph, at_sites)
     prior = {name: float(np.mean(fits[name].prior_var, dtype=np.float64)) for name in own}
-    answers = _answers(plan, result, own, prior, at_sites, settings, targets, heard, labels)
+    answers = _answers(plan, calibration, result, own, prior, at_sites, settings, targets, heard, labels)
     infos, wanted, roles = _declared(plan, graph, answers)
     spreads, scores = _of_each(answers, "spread"), _scores(answers)
     additions = graph.to_proto([*wanted, *spreads.values(), *_ranked(answers)])
@@ -149,6 +149,7 @@ def _declared(
 
 def _answers(
     plan: Plan,
+    calibration: Calibration,
     result: Propagation,
     own: Mapping[str, Value],
     prior: Mapping[str, float],
@@ -159,11 +160,22 @@ def _answers(
     labels: Collection[str],
 ) -> dict[str, Answer]:
     """What stands beside each output, in the order of the file."""
+    watched = _watched(plan, calibration)
     source, graph, answers = plan.source, result.graph, {}
     for output, head in _outputs_with_heads(plan):
         labelled = output.name in labels
         found = answer(
-            source, graph, head, result.variances, plan.sites, own, settings, prior, heard, labelled
+            source,
+            graph,
+            head,
+            result.variances,
+            plan.sites,
+            own,
+            settings,
+            prior,
+            heard,
+            labelled,
+            watched[head.output],
         )
         if output.name in targets:
             last = _last_reaching(graph, at_sites, found.roles["var"])
@@ -171,6 +183,14 @@ def _answers(
             found = with_noise(source, graph, head, found, last.output, hidden)
         answers[output.name] = found
     return answers
+
+
+def _watched(plan: Plan, calibration: Calibration) -> dict[str, tuple[str, ...]]:
+    """The inputs in which what is no number makes an output strange, by output; none where data are not by rows."""
+    if calibration.fed.size is None:
+        return {head.output: () for head in plan.heads}
+    unwatched = calibration.fed.data.unwatched
+    return {head.output: watched_inputs(plan.source, head, unwatched) for head in plan.heads}
 
 
 class _Witnesses:
@@ -250,12 +270,12 @@ def _scores(answers: Mapping[str, Answer]) -> dict[ScoreKey, ScoreTensors]:
     }
 
 
-def _scores_alone(plan: Plan, fit: SiteFit) -> Template:
+def _scores_alone(plan: Plan, fit: SiteFit, watched: Mapping[str, tuple[str, ...]]) -> Template:
     """The template of a plan without variances: the share of its one site is the score."""
     source, (head,) = plan.source, plan.heads
     graph = reading_graph(source)
     share, site = share_at(graph, source, fit)
-    found = score_answer(source, graph, head, fit.site, share)
+    found = score_answer(source, graph, head, fit.site, share, watched[head.output])
     named = _named(graph, head, found)
     score = named["score"].name
     answers = {head.output: found}

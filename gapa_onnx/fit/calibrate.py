@@ -61,6 +61,7 @@ class SiteFit:
     prior_var: Array = field(repr=False)  #: c², in a shape that broadcasts against the tensor
     geometry: Geometry  #: how queries are compared
     sizes: Array | None = field(repr=False)  #: rows that each inducing point is the mean of
+    least_rows: int  #: the fewest of these; 1 where rows themselves are among the points
     share_quantiles: dict[str, float] = field(repr=False)  #: of the leave-one-out share
     share_error: float  #: largest error of s that the index makes on held-out rows
     storage: Storage = field(repr=False)  #: of the inducing points
@@ -187,7 +188,8 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
     how, metrics = _geometry(collector, rows, settings, collected)
     rows = how(rows)
     length_scale = _length_scale(site, rows, settings, collected.inputs)
-    wanted = settings.points_for(rows.shape[1], site.many, site.chosen, witness)
+    pooled = site.layout is Layout.POOLED
+    wanted = settings.points_for(rows.shape[1], site.many, site.chosen, witness, pooled)
     chosen = inducing.select(
         settings.inducing,
         rows,
@@ -195,12 +197,16 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
         settings.seed,
         lambda done: progress("choosing points at", CHOOSING_SHARE * done),
     )
+    chosen = inducing.of_many(rows, chosen, settings.private)
     progress("fitting", CHOOSING_SHARE)
     storage = fit_storage(settings.points, chosen)
     points = _as_stored(storage, chosen)
     if len(points) < settings.k:
         raise UserError(
-            f"site {site.name!r} has only {len(points)} distinct calibration rows, fewer than K = {settings.k}",
+            f"site {site.name!r} has only {len(points)} distinct calibration rows, fewer than K = {settings.k}"
+            if settings.private == 1
+            else f"site {site.name!r} has only {len(points)} means of {settings.private} rows or more, fewer than "
+            f"K = {settings.k}",
             f"give more varied data, or choose `k={len(points)}`",
         )
     held_out = _held_out(rows, settings.seed)
@@ -220,6 +226,7 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
         geometry=how,
         metrics=metrics,
         sizes=sizes,
+        least_rows=settings.private if sizes is None or settings.private > 1 else max(1, int(sizes.min())),
         share_quantiles=statistics.quantile_table(shares),
         share_error=share_error(index, held_out, length_scale, jitter, k).max,
         storage=storage,

@@ -68,6 +68,14 @@ def cluster_sizes(rows: Array, points: Array) -> Array:
     return np.bincount(owner, minlength=len(points))
 
 
+def of_many(rows: Array, points: Array, least: int) -> Array:
+    """The points (≤ k, d) that are the means of at least so many of the rows (m, d).
+
+    All others go at once: what their rows are near to then is not made of them.
+    """
+    return points if least == 1 else points[cluster_sizes(rows, points) >= least]
+
+
 def distinct_rows(rows: Array) -> Array:
     """Indices of the rows that no earlier row equals, ascending; -0 equals 0.
 

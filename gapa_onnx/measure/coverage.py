@@ -30,6 +30,7 @@ import onnx
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.measure.agreement import Batch, Check, run
+from gapa_onnx.model.caches import names_told
 from gapa_onnx.model.protos import duplicate
 from gapa_onnx.model.splice import reads
 from gapa_onnx.model.weights import Writer, array_of, is_outside
@@ -221,7 +222,8 @@ def _judged(
     if most < 2:
         return Coverage(NAME, True, "nothing could be judged: nothing varies in a single row", {})
     if not found:
-        states = f"; {', '.join(record.states)}: fed again, not judged" if record.states else ""
+        told = names_told(record.states, record.states)
+        states = f"; {told}: fed again, not judged" if record.states else ""
         return Coverage(NAME, True, f"{', '.join(rows)} over {most} rows{states}", {})
     cut = _behind(source, {entry.node for entry in record.cuts})
     parts = [f"{output}: {text}{' (cut)' if output in cut else ''}" for output, text in found.items()]

@@ -1,5 +1,6 @@
 """Step 7, verify: the promises of a converted file, checked on data.
 
+0. the nodes and weights of the source are inside, by hash, and a file is as it was written;
 1. the source outputs are the same, bit for bit, with and without graph optimisation;
 2. every variance is finite and not negative, and so is what the tasks make of it; where the bridge is
    shared, the most probable class is the source's;
@@ -23,6 +24,7 @@ from gapa_onnx.measure.agreement import Batch, Check, Operators, prints_of, run
 from gapa_onnx.measure.candidates import candidate_scores
 from gapa_onnx.measure.coverage import coverage
 from gapa_onnx.measure.equality import bit_equal
+from gapa_onnx.measure.provenance import provenance
 from gapa_onnx.model.splice import exposed as exposing
 from gapa_onnx.presence import require_described, require_outputs, require_promises, require_thresholds
 from gapa_onnx.record import HeadRecord, Record, require
@@ -60,6 +62,7 @@ def verify(
     optimised = run(converted, both, level="all")
     asked = asked.answered(**{level: answers[:first] for level, answers in before.items()})
     return [
+        *provenance(source, converted, record),
         _same_outputs(names, before["none"], native, "none"),
         _same_outputs(names, before["all"], optimised, "all"),
         *_sound_answers(record.heads, optimised),

@@ -28,6 +28,7 @@ from gapa_onnx.model.constants import constant_names
 from gapa_onnx.model.order import in_order
 from gapa_onnx.model.protos import sha256
 from gapa_onnx.model.shapes import infer_shapes
+from gapa_onnx.model.sound import require_sound
 from gapa_onnx.model.tables import Tables
 from gapa_onnx.record import METADATA_KEY
 
@@ -96,6 +97,8 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto) -> SourceModel:
     """
     path = None if isinstance(model, onnx.ModelProto) else Path(model)
     given = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
+    if path is None:
+        require_sound(given, "the model")
     if not given.graph.node:
         raise UserError(f"{_name(path)} has no nodes", "give a trained model in ONNX format")
     if any(entry.key == METADATA_KEY for entry in given.metadata_props):
@@ -110,9 +113,9 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto) -> SourceModel:
             f"{_name(path)} uses opset {opset}; opsets {OLDEST_OPSET} and newer are supported",
             "raise it with onnx.version_converter.convert_version(model, 13)",
         )
-    digest = _hash(path) if path else sha256(given)
+    digest = file_sha256(path) if path else sha256(given)
     given, scratch = weights.put_outside(given)
-    proto = _inline(in_order(given, _name(path)), path)
+    proto = flattened(given, path)
     if opset is None:
         proto, opset = _with_default_domain(proto), OPSET_WHERE_NONE
     inferred = infer_shapes(proto)
@@ -153,17 +156,33 @@ def _name(path: Path | None) -> str:
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
+    """The model of a file; UserError where it has none, or a damaged one."""
+    return _read(path, weights.read)
+
+
+def read_inputs(path: Path) -> tuple[InputSpec, ...]:
+    """What has to be fed to the model of a file, with the limits that its graph tells; weights that lie outside of the
+    file are not read."""
+    return _inputs(in_order(_read(path, weights.read_without_weights), str(path)))
+
+
+def require_readable(path: Path) -> None:
+    """UserError for a file that has no model, or a damaged one: what onnxruntime is not to be given."""
+    _read(path, weights.read_without_weights)
+
+
+def _read(path: Path, read: Callable[[Path], onnx.ModelProto]) -> onnx.ModelProto:
     if path.is_dir():
         raise UserError(f"{path} is a folder", "give the .onnx file inside it")
     if not path.exists():
         raise UserError(f"no such file: {path}", "check the path of the model")
     try:
-        proto = weights.read(path)
+        proto = read(path)
     except (DecodeError, ValueError) as error:
         raise UserError(
             f"{path} is not an ONNX file, or it is cut short", "export the model again"
         ) from error
-    except (FileNotFoundError, onnx.checker.ValidationError) as error:
+    except onnx.checker.ValidationError as error:
         raise UserError(
             f"the external data of {path} cannot be read: {error}", "keep them beside the model"
         ) from error
@@ -172,18 +191,18 @@ def read_proto(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def read_inputs(path: Path) -> tuple[InputSpec, ...]:
-    """What has to be fed to the model of a file, with the limits that its graph tells; weights that lie outside of the
-    file are not read."""
-    return _inputs(onnx.load(path, load_external_data=False))
-
-
-def _hash(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Of the bytes of a file; those of weights outside of it have no part in that."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def flattened(model: onnx.ModelProto, path: Path | None = None) -> onnx.ModelProto:
+    """The model as a converted one holds it: its nodes in order, its own functions in place of their calls."""
+    return _inline(in_order(model, _name(path)), path)
 
 
 def _inline(proto: onnx.ModelProto, path: Path | None) -> onnx.ModelProto:

@@ -8,6 +8,7 @@ first. A model with few weights is held as it always was, in memory.
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import tempfile
@@ -19,10 +20,13 @@ from typing import IO
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from gapa_onnx.arrays import Array
+from gapa_onnx.errors import UserError
 from gapa_onnx.model.protos import duplicate
+from gapa_onnx.model.sound import damaged, require_sound
 
 LARGE_TENSOR = 1 << 16  # bytes; smaller ones may be shapes or axes, whose values matter
 LARGE_MODEL = 64 << 20  # bytes of all weights together; below, copies cost less than files
@@ -100,37 +104,93 @@ def inside(model: onnx.ModelProto) -> onnx.ModelProto:
 def read(path: Path) -> onnx.ModelProto:
     """A model file; where it has many weights beside it, these stay there.
 
-    Raises what `onnx.load` does, also for a place of data that is not beside the model.
+    Raises UserError for a damaged model or weights anywhere but beside it, and what `onnx.load` does.
     """
-    model, folder = onnx.load(path, load_external_data=False), str(path.resolve().parent)
+    model, folder = read_without_weights(path), str(path.resolve().parent)
     large = [
         tensor for tensor in model.graph.initializer if is_outside(tensor) and _size(tensor) >= LARGE_TENSOR
     ]
     if sum(map(_size, large)) < LARGE_MODEL:
         large = []
-    checked: set[str] = set()
     for tensor in large:
-        location = place_of(tensor).file
-        if location not in checked:  # onnx knows what it must not follow: let it read one byte
-            byte = onnx.TensorProto(name=tensor.name, data_type=onnx.TensorProto.UINT8, dims=[1])
-            _load(placed(byte, Place(location, 0, 1)), folder)
-            checked.add(location)
         place = place_of(tensor)
-        whole = Place(os.path.join(folder, location), place.offset, place.length)
-        if os.path.getsize(whole.file) < whole.offset + whole.length:
-            raise ValueError(f"{location} is cut short")
-        tensor.CopyFrom(placed(tensor, whole))
+        tensor.CopyFrom(placed(tensor, Place(os.path.join(folder, place.file), place.offset, place.length)))
     left = {tensor.name for tensor in large}
-    for tensor in _tensors(model):
+    for tensor in tensors(model):
         if is_outside(tensor) and tensor.name not in left:
-            _load(tensor, folder)
+            load_external_data_for_tensor(tensor, folder)
+            tensor.ClearField("data_location")
+            del tensor.external_data[:]
     return model
 
 
-def _load(tensor: onnx.TensorProto, folder: str) -> None:
-    load_external_data_for_tensor(tensor, folder)
-    tensor.ClearField("data_location")
-    del tensor.external_data[:]
+def read_without_weights(path: Path) -> onnx.ModelProto:
+    """A model file without what lies beside it, which is known to lie there."""
+    model = onnx.load(path, format="protobuf", load_external_data=False)
+    require_sound(model, str(path))
+    require_beside(model, path)
+    return model
+
+
+def require_beside(model: onnx.ModelProto, path: Path) -> None:
+    """UserError unless all data outside of a model lie in ordinary files of its folder, and reach as far as it says.
+
+    A model names a file and onnxruntime maps it, and some releases follow what leads out of the folder: whoever makes a
+    model could have any file of this machine read. So neither absolute paths, nor `..`, nor links are followed.
+    """
+    folder, checked = path.resolve().parent, dict[str, int]()
+    for tensor in tensors(model):
+        if not is_outside(tensor):
+            continue
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        if location not in checked:
+            checked[location] = _size_beside(folder, location, str(path))
+        try:
+            place = place_of(tensor)
+        except ValueError:
+            raise damaged(str(path), f"the place of {tensor.name!r} is no number") from None
+        if place.offset < 0 or place.length < 0 or place.offset + place.length > checked[location]:
+            raise damaged(
+                str(path),
+                f"{location} is cut short: {tensor.name!r} is at {place.offset} + {place.length} bytes",
+            )
+
+
+def _size_beside(folder: Path, location: str, label: str) -> int:
+    """Bytes of a file of weights in the folder of its model."""
+    hint = "keep them beside the model, as ordinary files"
+    parts = location.replace("\\", "/").split("/")
+    if {"", ".."} & set(parts) or ":" in parts[0] or "\0" in location:
+        raise UserError(
+            f"the external data of {label} are said to be in {location!r}, out of its folder", hint
+        )
+    for depth in range(1, len(parts) + 1):
+        if folder.joinpath(*parts[:depth]).is_symlink():
+            raise UserError(
+                f"the external data of {label} are behind the link {'/'.join(parts[:depth])}", hint
+            )
+    file = folder.joinpath(*parts)
+    if not file.is_file():
+        raise UserError(f"the external data of {label} are not there: no such file: {location}", hint)
+    found = file.stat()
+    if found.st_nlink > 1:
+        raise UserError(
+            f"the external data of {label} are in {location}, which has another name elsewhere", hint
+        )
+    return found.st_size
+
+
+def require_own_data(path: Path) -> None:
+    """The same for a file that onnxruntime is about to open, which is not taken apart unless it may name others."""
+    if path.suffix == ".ort" or not path.is_file() or not path.stat().st_size:
+        return
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(b"location") < 0:  # the key of every place outside
+            return
+    try:
+        read_without_weights(path)
+    except DecodeError as error:
+        raise damaged(str(path), "it is not an ONNX file, or it is cut short") from error
 
 
 class Scratch:
@@ -169,7 +229,7 @@ class Writer:
             return tensor if len(held) < max(least, 1) else placed(tensor, self._add([held]))
         source = place_of(tensor)
         if source not in self._written:
-            self._written[source] = self._add(_pieces(source))
+            self._written[source] = self._add(pieces(source))
         return placed(tensor, self._written[source])
 
     def _add(self, pieces: Iterator[bytes] | list[bytes]) -> Place:
@@ -180,7 +240,7 @@ class Writer:
         return Place(self.location, offset, self.file.tell() - offset)
 
 
-def _pieces(place: Place) -> Iterator[bytes]:
+def pieces(place: Place) -> Iterator[bytes]:
     with open(place.file, "rb") as file:
         file.seek(place.offset)
         left = place.length
@@ -220,7 +280,7 @@ def _size(tensor: onnx.TensorProto) -> int:
     return int(entries.get("length") or np.prod(tensor.dims, dtype=np.int64) * kind.itemsize)
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """All tensors of a model, also those in attributes and bodies."""
     yield from model.graph.initializer
     pending = [*model.graph.node, *(node for function in model.functions for node in function.node)]

@@ -1,21 +1,27 @@
-"""Writing files: whole or not at all."""
+"""Writing models: one file, or one and a second with its weights, of which the first never stands there without the other.
+
+The name of a file of weights holds a hash of what is in it, so that new weights never take the place of old ones: as
+long as the model in front is the old one, so is what it reads. What no model reads any more goes last.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-import tempfile
-from collections.abc import Iterator
+import re
+from collections.abc import Collection
 from pathlib import Path
 
 import onnx
 
-from gapa_onnx.errors import UserError
+from gapa_onnx.files import Staged, final, locked, staging, sync_folder, told
 from gapa_onnx.model import protos
 from gapa_onnx.model.protos import duplicate, is_large
-from gapa_onnx.model.weights import MOVED, Writer, inside, is_outside, place_of, relocated
+from gapa_onnx.model.weights import MOVED, PIECE, Writer, inside, is_outside, place_of, relocated
 
 NEVER = 1 << 62
+DIGITS = 16  # of the hash in the name of a file of weights
 
 
 def save(model: onnx.ModelProto, path: Path) -> None:
@@ -23,59 +29,59 @@ def save(model: onnx.ModelProto, path: Path) -> None:
 
     Weights that lie outside it go into a second file, as all do beyond 2 GB; those that were inside the source do not.
     """
-    data = path.with_name(f"{path.name}.data")
+    with told(path):
+        _save(model, final(path))
+
+
+def _save(model: onnx.ModelProto, path: Path) -> None:
     places = [place_of(tensor) for tensor in model.graph.initializer if is_outside(tensor)]
     if (
         all(place.temporary for place in places)
         and sum(place.length for place in places) < protos.LARGEST_PROTO
     ):
         model, places = inside(model), []
-    large = is_large(model)
-    if not places and not large:
-        with replacing(path) as temporary:
-            temporary.write_bytes(model.SerializeToString(deterministic=True))
+    large, files = is_large(model), {place.file for place in places}
+    if not large and all(_is_beside(Path(file), path) for file in files):  # they are there, or there are none
+        names = {file: Path(file).name for file in files}
+        _put(relocated(model, names) if names else model, path, names.values())
         return
-    if not large and {place.file for place in places} == {os.path.realpath(data)}:  # they are there
-        beside = relocated(model, {os.path.realpath(data): data.name})
-        with replacing(path) as temporary:
-            temporary.write_bytes(beside.SerializeToString(deterministic=True))
-        return
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            staged = Path(folder, path.name)
-            with open(staged.with_name(data.name), "wb") as file:
-                writer = Writer(file, data.name)
-                beside = duplicate(model, lambda tensor: writer.put(tensor, MOVED if large else NEVER))
-            staged.write_bytes(beside.SerializeToString(deterministic=True))
-            for name in (
-                data.name,
-                path.name,
-            ):  # the model comes last: it never stands there without its data
-                os.replace(Path(folder, name), path.parent / name)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", "choose another place") from error
+    with staging(path.parent) as data:
+        with open(data.path, "wb") as file:
+            writer = Writer(file, str(data.path))
+            beside = duplicate(model, lambda tensor: writer.put(tensor, MOVED if large else NEVER))
+        name = f"{path.name}.{_hash(data.path)[:DIGITS]}.data"
+        _put(relocated(beside, {str(data.path): name}), path, [name], data)
 
 
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place if all goes well, and is gone if not."""
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", "choose another place") from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", "choose another place") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+def _put(model: onnx.ModelProto, path: Path, names: Collection[str], data: Staged | None = None) -> None:
+    """Put the model in place, behind its data if they are new; `names` are the files of weights that it reads."""
+    with staging(path.parent) as staged:
+        staged.path.write_bytes(model.SerializeToString(deterministic=True))
+        with locked(path.parent):
+            if data is not None:
+                data.put(path.with_name(next(iter(names))))
+            staged.put(path)
+            for old in path.parent.iterdir():
+                if _is_ours(old.name, path) and old.name not in names:
+                    with contextlib.suppress(OSError):
+                        old.unlink()
+            sync_folder(path.parent)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _is_beside(file: Path, path: Path) -> bool:
+    """Whether a file holds the weights of the model at a path: beside it, under its name."""
+    named = file.name == f"{path.name}.data" or _is_ours(file.name, path)
+    return named and os.path.realpath(file.parent) == str(path.parent)
+
+
+def _is_ours(name: str, path: Path) -> bool:
+    """Whether a file of this name was written here, as the weights of the model at a path."""
+    return re.fullmatch(rf"{re.escape(path.name)}\.[0-9a-f]{{{DIGITS}}}\.data", name) is not None
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()

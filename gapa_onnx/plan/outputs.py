@@ -47,6 +47,7 @@ from gapa_onnx.plan.scores import (
     valid_positions_of,
     with_flags,
 )
+from gapa_onnx.plan.soundness import emit_candidate_deviation, emit_deviation, flagged_unless_sound
 from gapa_onnx.record import PointsRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.covariance import cholesky, output_covariance
@@ -79,15 +80,17 @@ def answer(
     prior: Mapping[str, float] | None = None,
     heard: Heard | None = None,
     labelled: bool = False,
+    watched: Sequence[str] = (),
 ) -> Answer:
     """Emit all that stands beside one output.
 
     `variances` are those of all tensors, `own` those that are born at each site, by its output, and `prior` the mean
-    prior variance there; `heard` is what witnesses say. Classes of `labelled` rows have a temperature, and promises.
+    prior variance there; `heard` is what witnesses say. Where inputs that are `watched` hold what is no number, all is
+    flagged. Classes of `labelled` rows have a temperature, and promises.
     """
     if head.detector is not None:
         born = [(value, (prior or {}).get(name, 1.0)) for name, value in own.items()]
-        return _detection(source, graph, head, variances, settings, born)
+        return _detection(source, graph, head, variances, settings, born, watched)
     # Of a vocabulary only on request: all of it would take as much as the head itself.
     roles = {} if _few_tokens(head, settings) else {"var": variances[head.output]}
     logits_var, factor = variances[head.logits], None
@@ -117,7 +120,8 @@ def answer(
         scores = strange_by_witnesses(source, graph, head, roles["score"], entropy, heard)
     else:
         scores = [Scored("score", roles["score"], score_rank(head), settings.score)]
-    flagged = with_flags(source, graph, head, scores, spread)
+    deviation = emit_deviation(source, graph, head, roles)
+    flagged = with_flags(source, graph, head, scores, spread, deviation, watched)
     found = Answer({**roles, **flagged.roles}, flagged.spread, scores=flagged.scores, promises=promises)
     return _with_sets(source, graph, head, found, settings) if labelled else found
 
@@ -170,6 +174,7 @@ def _detection(
     variances: Mapping[str, Value],
     settings: Settings,
     born: Sequence[tuple[Value, float]],
+    watched: Sequence[str],
 ) -> Answer:
     """All that stands beside a detector's class scores; a variance of the whole output only where all is asked for."""
     count = settings.candidates
@@ -178,22 +183,32 @@ def _detection(
         roles = {"var": variances[head.output], **roles}
     kind = settings.score if settings.score == "epistemic" else "variance"
     scored = [Scored("score", roles["score"], 2, kind), Scored("image_score", roles["image_score"], 1, kind)]
-    found = with_flags(source, graph, head, scored, spread)
+    deviation = emit_candidate_deviation(graph, roles, 2)
+    found = with_flags(source, graph, head, scored, spread, deviation, watched)
     if "selected_score" in roles:
         table = found.scores["score"].table
-        rare = read_p_value(graph, roles["selected_score"], 1, table, f"{head.output}/selected_p")
+        score = roles["selected_score"]
+        known = score + emit_candidate_deviation(graph, roles, 1, "selected_")
+        rare = read_p_value(graph, score, 1, table, f"{head.output}/selected_p", known)
         roles["selected_pvalue"] = rare
         roles["selected_ood"] = emit_flag(graph, rare, table, f"{head.output}/selected_ood")
     return Answer({**roles, **found.roles}, spread, scores=found.scores)
 
 
-def score_answer(source: SourceModel, graph: VarianceGraph, head: Head, site: Site, share: Value) -> Answer:
+def score_answer(
+    source: SourceModel,
+    graph: VarianceGraph,
+    head: Head,
+    site: Site,
+    share: Value,
+    watched: Sequence[str] = (),
+) -> Answer:
     """Emit the score of a file that has no variance: the unexplained share (…, 1), the mean over a row's queries."""
     with graph.scope(f"{head.output}/score"):
         if site.many and site.mask is not None and site.rank is not None:
             share = masked_mean(graph, share, valid_in(graph, source, site.mask), site.rank)
         score = graph.reduce("ReduceMean", graph.emit("Flatten", share, axis=1), [1], keepdims=False)
-    found = with_flags(source, graph, head, [Scored("score", score, 1, "share")], score)
+    found = with_flags(source, graph, head, [Scored("score", score, 1, "share")], score, None, watched)
     return Answer(found.roles, score, scores=found.scores)
 
 
@@ -215,9 +230,10 @@ def with_noise(
     with graph.scope(f"{head.output}/total_var"):
         total = epistemic + aleatoric
     bounds, promises = emit_interval(graph, head, mean, total)
+    roles = {**answer.roles, "aleatoric_var": aleatoric, "total_var": total, **bounds}
     return replace(
         answer,
-        roles={**answer.roles, "aleatoric_var": aleatoric, "total_var": total, **bounds},
+        roles={**roles, **flagged_unless_sound(source, graph, head, roles, "total_var")},
         noise=tensors,
         promises=joined(answer.promises, promises),
     )

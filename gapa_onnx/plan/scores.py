@@ -22,6 +22,7 @@ from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads.lengths import LengthTensors, level_score
 from gapa_onnx.plan.heads.pvalues import TableTensors, emit_flag, emit_p_value
 from gapa_onnx.plan.heads.strangeness import Heard, Testimony, WitnessTensors, emit_strangeness
+from gapa_onnx.plan.soundness import beside
 from gapa_onnx.plan.witnesses import has_positions
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.masks import masked_mean, tensor_of, valid_in
@@ -162,16 +163,24 @@ def score_rank(head: Head) -> int:
 
 
 def with_flags(
-    source: SourceModel, graph: VarianceGraph, head: Head, scores: Sequence[Scored], spread: Value
+    source: SourceModel,
+    graph: VarianceGraph,
+    head: Head,
+    scores: Sequence[Scored],
+    spread: Value,
+    deviation: Value | None = None,
+    watched: Sequence[str] = (),
 ) -> Flagged:
     """The scores as the file has them, their p-values and flags: 0 and no flag at padding where positions have their
-    own, and levelled over lengths where an input has one."""
+    own, and levelled over lengths where an input has one. What has no finite `deviation`, or inputs of those `watched` that
+    are no numbers, is flagged (`soundness`)."""
+    whole_rank = max(one.rank for one in scores)
     roles: dict[str, Value] = {}
     values: dict[str, ScoreValues] = {}
     for one in scores:
         whose = one.role.removesuffix("score")
         prefix = f"{head.output}/{one.role}"
-        value, ranked, lengths = one.value, one.ranked, None
+        value, ranked = one.value, one.ranked
         valid = _valid_like(source, graph, head) if one.role == "score" else None
         if valid is not None:
             with graph.scope(f"{prefix}/valid"):
@@ -181,16 +190,13 @@ def with_flags(
                 value = graph.where(valid, value, zero)
         else:
             whole, before = value, value if ranked is None else ranked
+        lengths = None
         if _is_levelled(graph, head, one):
-            with graph.scope(f"{tensor_of(head.lengths or '')}/valid"):
-                told = valid_in(graph, source, head.lengths or "")
-            logarithmic = one.kind == "witnesses"
-            value, lengths = level_score(graph, value, told, prefix, logarithmic)
-            ranked = (
-                None if ranked is None else level_score(graph, ranked, told, prefix, logarithmic, lengths)[0]
-            )
+            value, ranked, lengths = _levelled(source, graph, head, one, (value, ranked), prefix)
         served = value if ranked is None else ranked
-        rare, table = emit_p_value(graph, served, one.rank, prefix, known_by=value)
+        told_by = head.output if one.witnesses is None else one.witnesses.last.reads[0]
+        known = beside(source, graph, head, value, deviation, one.rank, whole_rank, told_by, watched)
+        rare, table = emit_p_value(graph, served, one.rank, prefix, known_by=known)
         flag = emit_flag(graph, rare, table, f"{head.output}/{whose}ood")
         if valid is not None:
             with graph.scope(f"{head.output}/{whose}ood"):
@@ -206,6 +212,25 @@ def _is_levelled(graph: VarianceGraph, head: Head, one: Scored) -> bool:
     return (
         head.lengths is not None and one.role == "score" and one.rank == 1 and graph.opset >= OLDEST_LEVELLED
     )
+
+
+def _levelled(
+    source: SourceModel,
+    graph: VarianceGraph,
+    head: Head,
+    one: Scored,
+    values: tuple[Value, Value | None],
+    prefix: str,
+) -> tuple[Value, Value | None, LengthTensors]:
+    """A score, and what is ranked in its place, as they would be at the usual length."""
+    value, ranked = values
+    with graph.scope(f"{tensor_of(head.lengths or '')}/valid"):
+        told = valid_in(graph, source, head.lengths or "")
+    logarithmic = one.kind == "witnesses"
+    value, lengths = level_score(graph, value, told, prefix, logarithmic)
+    if ranked is not None:
+        ranked, _ = level_score(graph, ranked, told, prefix, logarithmic, lengths)
+    return value, ranked, lengths
 
 
 def _valid_like(source: SourceModel, graph: VarianceGraph, head: Head) -> Value | None:

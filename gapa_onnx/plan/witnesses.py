@@ -148,6 +148,10 @@ class _Stages:
         third and two thirds of the way along it. A smaller one that ends in the last site is left out: the site tells."""
         stages, told = self._by_stage(passed), self._by_stage(behind)
         final = self._final((*passed, *behind))
+        if final not in stages and isinstance(final, int) and _is_sequence(self.last):
+            final = self._final(
+                passed
+            )  # of open length, where the inside of a block is as a stage of its own by its width
         held = stages.get(final, [])
         ends = {stage: cuts[-1] for stage, cuts in stages.items() if stage not in told}
         if not held or 2 * len(held) < sum(map(len, stages.values())):
@@ -178,6 +182,10 @@ class _Stages:
         beside = (_samples(self.network, tensor, self.last), axis)
         sizes = tuple(size for at, size in enumerate(tensor.shape) if at not in beside and size != 1)
         return sizes if all(isinstance(size, int) for size in sizes) else tensor.shape[axis]
+
+
+def _is_sequence(tensor: gs.Tensor) -> bool:
+    return tensor.shape is not None and len(tensor.shape) == 3
 
 
 def _is_map(tensor: gs.Tensor) -> bool:

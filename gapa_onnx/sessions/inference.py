@@ -17,6 +17,7 @@ import onnxruntime as ort
 from gapa_onnx.arrays import Array
 from gapa_onnx.data import Batch, InputSpec
 from gapa_onnx.errors import UserError
+from gapa_onnx.model.load import require_readable
 from gapa_onnx.record import METADATA_KEY, Record, parse
 from gapa_onnx.sessions.runtime import first_line, open_session, register_or_say, session, session_options
 
@@ -30,8 +31,7 @@ def open_model(
         if not portable:
             register_or_say(options)
         return open_session(model, "the model", options)
-    if not Path(model).is_file():
-        raise UserError(f"no such file: {model}", "check the path of the model")
+    require_readable(Path(model))
     given = label = os.fspath(model)
     try:
         if portable:
@@ -44,6 +44,16 @@ def open_model(
             f"onnxruntime cannot load {label}: {first_line(error)}",
             "check that it is a whole ONNX file; `gapa-onnx doctor` checks the installation",
         ) from error
+
+
+def told_against(path: Path) -> str | None:
+    """What ONNX's checker or onnxruntime has against a file, in its first words; None if nothing."""
+    try:
+        onnx.checker.check_model(str(path))
+        open_model(path)
+    except Exception as error:  # onnxruntime has no common base class for its errors
+        return error.message if isinstance(error, UserError) else first_line(error)
+    return None
 
 
 def input_specs(opened: ort.InferenceSession) -> list[InputSpec]:

@@ -10,12 +10,18 @@ from pathlib import Path
 
 import onnx
 import onnxruntime as ort
+from google.protobuf.message import DecodeError
 
 from gapa_onnx import __path__ as PACKAGE_FOLDERS
 from gapa_onnx.errors import UserError
+from gapa_onnx.model.digest import is_as_written
 from gapa_onnx.model.load import read_proto
 from gapa_onnx.model.opening import open_proto
+from gapa_onnx.model.sound import damaged, require_sound
+from gapa_onnx.model.weights import require_own_data
 from gapa_onnx.op.contract import DOMAIN, SCHEMAS
+from gapa_onnx.presence import require_described, require_promises, require_thresholds
+from gapa_onnx.record import require
 
 LIBRARY_VARIABLE = "GAPA_ONNX_LIBRARY"
 NEIGHBOURS_ENTRY = (
@@ -77,12 +83,16 @@ def session(
     providers: list[str] | None = None,
     *,
     k: int | None = None,
+    check: bool = False,
 ) -> ort.InferenceSession:
     """An onnxruntime session with the native library registered, where there is one.
 
     Without it the file runs all the same, by the standard operators inside; that is said once. `k` lowers
-    the number of neighbours that its operators use; where a file has fewer, these stay.
+    the number of neighbours that its operators use; where a file has fewer, these stay. `check` refuses, with a UserError,
+    a file that is not what it was when gapa-onnx wrote it; all of it is read once more for that.
     """
+    if check:
+        require_as_written(path)
     options = options or ort.SessionOptions()
     if k is not None:
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
@@ -94,7 +104,28 @@ def session(
         lower_neighbours(model, k)
         return open_session(model, "the model", options, providers)
     source = path if isinstance(path, bytes) else os.fspath(path)
+    if not isinstance(path, bytes):
+        require_own_data(Path(path))
     return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
+
+
+def require_as_written(given: str | os.PathLike[str] | bytes) -> None:
+    """UserError unless a converted file is sound, and what it was when it was written."""
+    label = "the model" if isinstance(given, bytes) else str(given)
+    if isinstance(given, bytes):
+        try:
+            model = onnx.load_from_string(given)
+        except DecodeError as error:
+            raise damaged(label, "it is not an ONNX file, or it is cut short") from error
+        require_sound(model, label)
+    else:
+        model = read_proto(Path(given))
+    record = require(model, label)
+    require_described(record.heads, {output.name for output in model.graph.output})
+    require_thresholds(record, model.graph)
+    require_promises(record, model.graph)
+    if not is_as_written(model, record):
+        raise damaged(label, "it is not what it was when gapa-onnx wrote it")
 
 
 def lower_neighbours(model: onnx.ModelProto, k: int) -> None:
@@ -136,7 +167,7 @@ def session_options(*, optimise: bool = True, threads: int = 0, quiet: bool = Tr
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3 if quiet else 2
+    options.log_severity_level = 4 if quiet else 2  # errors are raised, and then told once
     return options
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gapa_onnx.emit.emit import attach, put_tensor
+from gapa_onnx.emit.emit import put_tensor, seal
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import read_proto
 from gapa_onnx.model.writing import save
@@ -73,7 +73,7 @@ def move_promises(
             put_tensor(model.graph, moved.tensor, line_of(moved))
             heads[entry.output] = replace(heads[entry.output], **{entry.name: moved})  # type: ignore[arg-type]
     record = replace(record, heads=heads)
-    attach(model, record)
+    seal(model, record)
     save(model, Path(out) if out is not None else path)
     return tuple(_listed(record, None))
 

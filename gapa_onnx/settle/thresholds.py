@@ -25,7 +25,7 @@ from gapa_onnx.data import (
     open_data,
     remembered,
 )
-from gapa_onnx.emit.emit import attach, put_tensor
+from gapa_onnx.emit.emit import put_tensor, seal
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.load import read_proto
 from gapa_onnx.model.splice import exposed
@@ -121,7 +121,7 @@ def set_threshold(
         put_tensor(model.graph, score.level, np.asarray(level))
         heads[name] = replace(heads[name], scores={**heads[name].scores, role: moved})
     record = replace(record, heads=heads)
-    attach(model, record)
+    seal(model, record)
     save(model, Path(out) if out is not None else path)
     return _listed(record)
 

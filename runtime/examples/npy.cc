@@ -60,12 +60,13 @@ Array read_npy(const std::string& path) {
     throw std::runtime_error(path + " is not an .npy file.");
   }
   const int length_bytes = bytes[6] == 1 ? 2 : 4;
+  const size_t start = 8 + length_bytes;
+  if (bytes.size() < start) throw std::runtime_error(path + " is cut off in its header.");
   size_t length = 0;
   for (int i = length_bytes - 1; i >= 0; --i) {
     length = length << 8 | static_cast<unsigned char>(bytes[8 + i]);
   }
-  const size_t start = 8 + length_bytes;
-  if (bytes.size() < start || bytes.size() - start < length) {
+  if (bytes.size() - start < length) {
     throw std::runtime_error(path + " is cut off in its header.");
   }
   const std::string header = bytes.substr(start, length);

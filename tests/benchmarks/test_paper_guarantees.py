@@ -59,9 +59,14 @@ def test_sets_stand_beside_temperature_scaling(page):
     }
     rows = [line(data="net", method=f"file, {kind}", **sets) for kind in page.SETS]
     rows.append(line(data="net", method="temperature", nll=0.26, ece=0.02))
-    rows.append(line(data="net", method="deferral", answered=0.875, error=0.04))
+    rows += [line(data="net", method="deferral", answered=0.875, error=0.04, flagged=f) for f in (0.04, 0.06)]
     text = page.section(rows)
-    assert "0.2500" in text and "0.2600" in text and "0.875, 0.0400" in text and "empty sets: 0" in text
+    assert (
+        "0.2500" in text
+        and "0.2600" in text
+        and "0.875, 0.0400 | 0.0500 ± 0.0100 |" in text
+        and "empty sets: 0" in text
+    )
 
 
 def test_nothing_measured(page):

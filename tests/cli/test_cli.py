@@ -74,7 +74,7 @@ def test_convert_summary(capsys, folder):
     assert re.search(r"flags\s+p ≤ 0.05, by 1347 left-out calibration rows", out)
     assert "1347 rows" in out and "none dropped" in out
     assert "logits_var" in out
-    assert "FAIL" not in out and out.count("pass  ") == 13
+    assert "FAIL" not in out and out.count("pass  ") == 14
     assert f"gapa-onnx run {written} --data {CALIB}" in out
     assert "\x1b" not in out + err  # no colours where there is no terminal
 

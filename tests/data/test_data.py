@@ -651,6 +651,18 @@ def image_file(folder):
     return folder / "class0" / "0.png"
 
 
+def image_as(kind):
+    """An image of another format than its name says."""
+
+    def write(folder):
+        from PIL import Image
+
+        Image.new("RGB", (64, 64)).save(folder / "0.png", kind)
+        return folder / "0.png"
+
+    return write
+
+
 def image_folder(folder):
     write_images(folder)
     return folder
@@ -714,11 +726,13 @@ REFUSED = {
     "no bytes": (text("a.npy", ""), (X,), ["a.npy", "cannot be read"]),
     "truncated .npz": (truncated(write_npz), (X,), ["a.npz", "cannot be read"]),
     "flipped byte": (flipped, (X,), ["a.npz", "CRC"]),
-    "lying header": (lying_header, (X,), ["a.npz", "99 rows"]),
+    "lying header": (lying_header, (X,), ["a.npz", "(99, 4)"]),
     "truncated .pb": (truncated(write_pb), (X,), ["input_0.pb", "cannot be read"]),
     "empty .pb": (text("a.pb", ""), (X,), ["a.pb", "no tensor"]),
     "missing .pb": (lambda f: write_pb(f).parent, TWO, ["'ids'"]),
     "truncated parquet": (truncated(write_parquet), (X,), ["a.parquet", "cannot be read"]),
+    "image of another format": (image_as("GIF"), (IMAGE,), ["0.png", "cannot be read", "cannot identify"]),
+    "program as an image": (image_as("EPS"), (IMAGE,), ["0.png", "cannot be read", "cannot identify"]),
     "truncated image": (truncated(image_file), (IMAGE,), ["0.png", "cannot be read"]),
     "not an image": (text("a.jpg", "hello"), (IMAGE,), ["a.jpg", "cannot be read"]),
     "bad cell": (text("a.csv", "a,b,c,d\n1,2,3,4\n5,6,oops,8\n"), (X,), ["line 3, column 3 ('c')", "'oops'"]),
@@ -744,6 +758,18 @@ REFUSED = {
     "loader file of another suffix": (capital_loader, (X,), ["LOAD.PY is not a Python file"]),
     "loader function missing": (loader("def loads(): pass\n"), (X,), ["no function 'load'", "load.py:loads"]),
     "loader does not import": (loader("import no_such_module_anywhere\n"), (X,), ["ModuleNotFoundError"]),
+    "loader leaves": (loader("import sys\nsys.exit(0)\n"), (X,), ["ended the program", "sys.exit"]),
+    "loader leaves when called": (loader("def load(): exit(0)\n"), (X,), ["ended the program"]),
+    "loader leaves on the way": (
+        loader("def load():\n    yield {'x': np.zeros((2, 4))}\n    raise SystemExit\n"),
+        (X,),
+        ["ended the program"],
+    ),
+    "loader leaves as an array": (
+        loader("class A:\n    def numpy(self): exit(0)\nload = lambda: [{'x': A()}]"),
+        (X,),
+        ["'x' is not an array"],
+    ),
     "loader returns nothing": (loader("def load(): pass\n"), (X,), ["NoneType"]),
     "loader yields arrays": (loader("load = lambda: [np.zeros((2, 4))]"), (X,), ["item 0", "not a dict"]),
     "loader yields ragged": (loader("load = lambda: [{'x': [[1], [1, 2]]}]"), (X,), ["item 0", "'x'"]),

@@ -20,7 +20,7 @@ EPS = float(np.finfo(np.float32).eps)
 ADDED = {
     LAST: (1e-12, lambda z: z / 2),
     EARLIER: (1e-12, lambda z: np.logaddexp(0, 4 * (z - 1.25))),
-    ENTROPY: (1e-7, lambda z: 0.25 * np.logaddexp(0, 2 * z)),
+    ENTROPY: (1e-7, lambda z: np.logaddexp(0, 2 * (z + 0.5)) / 3),
 }
 
 
@@ -189,6 +189,23 @@ def test_entropies(which, link, opset):
     assert (found >= 0).all()
 
 
+def test_classes_that_are_ruled_out_have_no_part_in_an_entropy():
+    """A logit of minus infinity, as of tokens that must not come; what is no number stays none."""
+    rest = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+    without = np.concatenate([np.full((20, 1), -np.inf, np.float32), rest], axis=1)
+    wrong = without.copy()
+    wrong[0, 1], wrong[1, 1], wrong[2] = np.nan, np.inf, -np.inf
+
+    def entropies(logits, link="softmax"):
+        return run_graph(
+            17, {"z": logits}, lambda graph, values: [emit_entropy(graph, values["z"], link, "y/entropy")]
+        )[0]
+
+    np.testing.assert_allclose(entropies(without), of_classes(rest), rtol=2e-5)
+    np.testing.assert_allclose(entropies(without, "sigmoid"), of_labels(rest), rtol=2e-5)
+    np.testing.assert_array_equal(np.isnan(entropies(wrong))[:, 0], np.arange(20) < 3)
+
+
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])
 def test_nothing_cancels_where_a_prediction_is_sure(link):
     """p log p of the others remains, down to the smallest numbers: a sum 1 + … would have lost it."""
@@ -229,7 +246,7 @@ def test_the_score_of_a_file_by_its_record(held_out):
 
     by_shares = z(made.last, numbers[0], 1e-12) + np.logaddexp(0, z(made.earlier, numbers[1], 1e-12))
     entropy = z(made.entropy, of_classes(logits), 1e-7)
-    whole = by_shares + 0.25 * np.logaddexp(0, entropy)
+    whole = by_shares + np.logaddexp(0, entropy) / 3
     np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-4)
     # Entropies of rows that the model was fitted to are too small to be ranked by.
     np.testing.assert_allclose(ranked, whole if held_out else by_shares, rtol=1e-5, atol=1e-4)

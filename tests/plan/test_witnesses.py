@@ -372,6 +372,17 @@ def test_of_an_encoder_what_its_blocks_hand_on(pooling, time):
     assert witnesses(model) == ["z0", "z1", *(["t"] if pooling == "pooler" else [])]
 
 
+@pytest.mark.parametrize("time", [5, "time"])
+def test_a_site_inside_of_a_block_does_not_end_the_stage(time):
+    """It is wider than what blocks hand on, and where lengths are open widths tell stages apart."""
+    blocks, shapes = heads_of_attention(6, "e")
+    body = f"e = Gather(table, ids) {blocks} y = LayerNormalization(z5, gain)"
+    proto = weights(
+        f"net (int64[n, {time}] ids) => (float[n, {time}, 8] y) {{ {body} }}", table=(30, 8), **shapes
+    )
+    assert witnesses(load(with_whole(proto, **SPLIT)), sites="a5") == ["z1", "z3"]
+
+
 QUANTISED = {
     "table": "real = DequantizeLinear(whole, step, none)  words = Gather(real, ids)",
     "vectors": "some = Gather(whole, ids)  words = DequantizeLinear(some, step, none)",

@@ -140,12 +140,16 @@ def test_mistakes_get_a_sentence(program, onnxruntime_library, model, tmp_path) 
     np.save(tmp_path / "wide.npy", np.zeros((2, D + 1), np.float32))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-5])
     (tmp_path / "text.npy").write_text("not an array")
+    (tmp_path / "short.npy").write_bytes(
+        b"\x93NUMPY\x02\x00\x01\x00"
+    )  # before the four bytes of a length end
     base = (program, "--onnxruntime", onnxruntime_library, "--library", LIBRARY, model)
     for name, sentence in {
         "ints.npy": "holds '<i8'",
         "fortran.npy": "is in Fortran order",
         "cut.npy": "is cut off",
         "text.npy": "is not an .npy file",
+        "short.npy": "is cut off in its header",
         "missing.npy": "cannot open",
         "wide.npy": "invalid dimensions",
     }.items():

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.environments import python_with
 from support.paths import MODELS
 
 import gapa_onnx
-
-RUNTIMES = Path(sys.prefix) / "runtimes"  # kept between runs: installing is most of the time
 
 # Runs there: no gapa_onnx, only onnxruntime and numpy.
 SCRIPT = """
@@ -32,21 +30,10 @@ print(ort.__version__)
 """
 
 
-def python_with(version: str) -> Path:
-    """The interpreter of an environment with this onnxruntime; skips where it cannot be installed."""
-    folder = RUNTIMES / version
-    python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        numpy = "numpy<2" if version < "1.19" else "numpy"  # built before numpy 2 existed
-        install = [python, "-m", "pip", "install", "-q", f"onnxruntime=={version}", numpy]
-        done = subprocess.run(install, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(
-                f"onnxruntime {version} cannot be installed here: {done.stderr.strip().splitlines()[-1]}"
-            )
-        (folder / "ready").touch()
-    return python
+def python_of(version: str) -> Path:
+    """The interpreter of an environment with this onnxruntime."""
+    numpy = "numpy<2" if version < "1.19" else "numpy"  # built before numpy 2 existed
+    return python_with(version, f"onnxruntime=={version}", numpy)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +53,7 @@ def run_with(version: str, folder: Path, library: Path | None) -> subprocess.Com
     ]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     return subprocess.run(
-        [python_with(version), "-c", SCRIPT, *arguments], capture_output=True, text=True, env=environment
+        [python_of(version), "-c", SCRIPT, *arguments], capture_output=True, text=True, env=environment
     )
 
 

@@ -130,7 +130,7 @@ def test_the_score_of_an_image_is_that_of_its_witnesses(files):
 
 
 def test_tokens_are_scored_by_witnesses_and_a_text_by_the_mean_over_its_tokens(files):
-    """½ z_last + z_earlier + ¼ softplus(2 z_entropy) of each real token, by the formula of the page in float64."""
+    """½ z_last + z_earlier + ⅓ softplus(2 (z_entropy + ½)) of each real token, by the formula of the page in float64."""
     model, new = files["seq"], sentences(60, 5)
     scores = read(model).heads["tokens"].scores
     made = scores["score"].witnesses
@@ -143,7 +143,7 @@ def test_tokens_are_scored_by_witnesses_and_a_text_by_the_mean_over_its_tokens(f
     p = odds / odds.sum(axis=-1, keepdims=True)
     entropy = -(p * np.log(p)).sum(axis=-1, keepdims=True)
     expected = z_of(model, made.last, shares[:1]) + z_of(model, made.earlier, shares[1:])
-    expected += 0.25 * np.logaddexp(0, z_of(model, made.entropy, [entropy], 1e-7))
+    expected += np.logaddexp(0, z_of(model, made.entropy, [entropy], 1e-7)) / 3
     real = new["attention_mask"] == 1
     np.testing.assert_allclose(score[real], expected[real], rtol=1e-4, atol=1e-4)
     assert (score[~real] == 0).all()

@@ -33,9 +33,10 @@ def sentences(count: int, seed: int, shortest: int = 3, longest: int = 60) -> li
 
 def decoder_tokenizer(size: int = 280) -> Any:
     """Pairs of bytes, and nothing around a text, as decoders have it."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(

@@ -1,7 +1,7 @@
 """ResNets on CIFAR-10 against SVHN and other strange images: this tool beside its peers, on the same networks.
 
     python benchmarks/paper/cifar/run.py [--quick] [--data DIR] [--nets 20,32,44,56,near] [--rows NAME …]
-                                         [--fresh] [--cache DIR]
+                                         [--fresh] [--untimed] [--cache DIR]
 
     acc nll ece        of the predicted probabilities on the test set, but for the 500 images that temperature
                        scaling sees
@@ -15,7 +15,8 @@
 
 Writes results/cifar.csv line by line; a line that is there is not run again. ResNet-20 also in float16 and int8.
 `near` is the table of `near.py`, which writes results/near.csv. `--rows kNN gapa` takes only rows whose names contain
-one of the words, `--fresh` runs the chosen ones again. `--quick` takes few rows of ResNet-20 and few images, and writes
+one of the words, `--fresh` runs the chosen ones again; with `--untimed` the time of a line that is there stays, for
+machines that are busy, on which times tell nothing. `--quick` takes few rows of ResNet-20 and few images, and writes
 to a folder of the cache. What is not at hand is skipped with a reason.
 """
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--nets", type=_nets, default=[*map(str, ACCURACY), NEAR], metavar="20,32,…")
     parser.add_argument("--rows", nargs="+", default=[""], metavar="NAME")
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--untimed", action="store_true")
     return parser
 
 
@@ -94,13 +96,21 @@ def _tables(options: argparse.Namespace, cache: Path, results: Path) -> None:
             if options.fresh or not lines.has(task.name, row.name):
                 say(f"{task.name}: {row.name}")
                 try:
-                    lines.add({"net": task.name, "row": row.name, **measured(row, task), **machine()})
+                    known = {"net": task.name, "row": row.name}
+                    times = _times(lines, known) if options.untimed else None
+                    lines.add({**known, **measured(row, task, times), **machine()})
                 except ModuleNotFoundError as error:
                     if error.name not in OPTIONAL:
                         raise
                     say(f"  skipped: {error.name} is not installed")
                 except NotWritten as failed:
                     say(f"  no line: {failed}")
+
+
+def _times(lines: Lines, known: Mapping[str, str]) -> dict[str, Any]:
+    """The time of a line that is there, and none where it is not."""
+    there = [line for line in lines.rows if all(str(line[name]) == known[name] for name in KEY)]
+    return {name: there[0][name] if there else "" for name in ("ratio", "control")}
 
 
 def matching(rows: Sequence[Row], words: Sequence[str]) -> list[Row]:
@@ -167,7 +177,8 @@ def _other_numbers(task: Task, kind: str) -> Task:
 # ------------------------------------------------------------------------ one line
 
 
-def measured(row: Row, task: Task) -> dict[str, Any]:
+def measured(row: Row, task: Task, times: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The figures of a row; its time too, unless `times` are given."""
     fitted = row.fit(task)
     answers = row.answers(fitted, task)
     known, svhn = answers["test"], answers["svhn"]
@@ -183,14 +194,15 @@ def measured(row: Row, task: Task) -> dict[str, Any]:
     changed = sum(
         (answers[name].probs.argmax(axis=1) != task.choices[name]).sum() for name in ("test", "svhn")
     )
-    time = row.timed(fitted, task)
+    if times is None:
+        time = row.timed(fitted, task)
+        times = {"ratio": round(time.ratio, 3) if time.sound else "", "control": round(time.control, 3)}
     return {
         "rows": len(task.test),
         **rounded(figures),
         "argmax_changed": int(changed),
         "fit_seconds": round(fitted.seconds, 2),
-        "ratio": round(time.ratio, 3) if time.sound else "",
-        "control": round(time.control, 3),
+        **times,
         "settings": row.settings,
     }
 

@@ -77,7 +77,7 @@ def _plain(labels: Any) -> tuple[Mapping[str, Any], str]:
             raise UserError(f"{where} holds no boxes, and a detector is judged by boxes", _HINT)
         if not path.is_file():
             raise UserError(f"there is no file {path}", _HINT)
-        with reading(path, RecursionError):
+        with reading(path):
             plain = json.loads(path.read_text(encoding="utf-8"))
     else:
         raise UserError(

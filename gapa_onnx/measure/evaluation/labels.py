@@ -196,7 +196,7 @@ def _from_table(path: Path, *, delimited: bool) -> Array:
 
 def _cells(path: Path, *, delimited: bool) -> tuple[list[list[str]], str]:
     """The rows of a table, and what stands between their cells."""
-    with reading(path, csv.Error), path.open(newline="", encoding="utf-8-sig") as file:
+    with reading(path), path.open(newline="", encoding="utf-8-sig") as file:
         lines = [line for line in file if line.strip()]
         if not lines:
             raise UserError(f"{path} is empty", "give one row of labels per sample")

@@ -4,21 +4,21 @@ Each of these numbers x is put on the scale of ordinary inputs,
 
     z = (log x − median) / (quantile .95 − median)          0 at the median of ordinary inputs, 1 where few are beyond
 
-and added up: the last place as it is, the entropy where it is not small, earlier places where all of them together are
-beyond the ordinary,
+and added up: the last place as it is, the entropy where it is not far below the ordinary, earlier places where all of them
+together are beyond it,
 
     beyond = softplus(4 (z_earlier − 1¼))                   z_earlier: the mean of the z of earlier places, on that scale too
-    score  = ½ z_last + beyond + ¼ softplus(2 z_entropy)
+    score  = ½ z_last + beyond + ⅓ softplus(2 (z_entropy + ½))
 
 An early place knows nothing of classes, and what it finds ordinary may still be of none; a network may be sure of what
-it has never seen. So neither takes anything away. Ordinary inputs are strange to one of several places more often than
-to all of them, so that their mean tells more than each by itself. The score increases strictly in every share, also
-beyond all that was seen. The variance of a site is 1 + beyond times what its own place says: had variance been born at
-the earlier places, it would have arrived there too.
+it has never seen. So neither takes anything away, or in the case of the entropy little. Ordinary inputs are strange to
+one of several places more often than to all of them, so that their mean tells more than each by itself. The score
+increases strictly in every share, also beyond all that was seen. The variance of a site is 1 + beyond times what its own
+place says: had variance been born at the earlier places, it would have arrived there too.
 
 Of a position of a sequence, such as a token, earlier places count as they are,
 
-    score = ½ z_last + z_earlier + ¼ softplus(2 z_entropy)
+    score = ½ z_last + z_earlier + ⅓ softplus(2 (z_entropy + ½))
 
 since a single one is hardly ever far beyond the ordinary, and a strange text is known by the mean over its tokens: it is
 shifted where no token stands out. What was chosen on what is in docs/decisions.md.
@@ -35,9 +35,8 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
 QUANTILE = 0.95  # of ordinary inputs, that is at 1
-NARROWEST = (
-    0.05  # between the median and that quantile: where all data are alike, every difference would be huge
-)
+NARROWEST = 0.05  # between the median and that quantile: where all are alike, every difference would be huge
+FARTHEST = 200.0  # nats behind the most probable class: what lies there has a probability of 0 in float32
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Kind:
 LAST = Kind(1e-12, 0.5)
 EARLIER = Kind(1e-12, 4.0, 1.25, True)
 ALONG = Kind(1e-12)  #: earlier places of positions: a sequence is told by the mean of what it says of each
-ENTROPY = Kind(1e-7, 2.0, 0.0, True, 0.25)
+ENTROPY = Kind(1e-7, 2.0, -0.5, True, 1 / 3)
 
 
 @dataclass(frozen=True)
@@ -181,15 +180,16 @@ def emit_strangeness(
 def emit_entropy(graph: VarianceGraph, logits: Value, link: str, scope: str, axis: int = 1) -> Value:
     """The entropy (…, 1) of the source's own prediction from its logits (…, C); of labels the sum over them.
 
-    Each term is positive, so that nothing cancels where the prediction is sure.
+    Each term is positive, so that nothing cancels where the prediction is sure. A class that is ruled out, by a logit of
+    minus infinity, has no part in it.
     """
     with graph.scope(scope):
         if link == "sigmoid":
-            size = graph.emit("Abs", logits)
-            rest = (-size).exp()  # odds of the less probable answer
-            terms = graph.emit("Log", 1.0 + rest) + size * rest / (1.0 + rest)
+            behind = graph.at_least(-graph.emit("Abs", logits), -FARTHEST)
+            rest = behind.exp()  # odds of the less probable answer
+            terms = graph.emit("Log", 1.0 + rest) - behind * rest / (1.0 + rest)
             return graph.reduce("ReduceSum", terms, [axis])
-        away = graph.reduce("ReduceMax", logits, [axis]) - logits
-        weight = (-away).exp()
+        behind = graph.at_least(logits - graph.reduce("ReduceMax", logits, [axis]), -FARTHEST)
+        weight = behind.exp()
         total = graph.reduce("ReduceSum", weight, [axis])
-        return graph.emit("Log", total) + graph.reduce("ReduceSum", weight * away, [axis]) / total
+        return graph.emit("Log", total) - graph.reduce("ReduceSum", weight * behind, [axis]) / total

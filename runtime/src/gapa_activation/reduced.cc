@@ -45,7 +45,7 @@ double norm_of_rest(double squared, const double* along, int64_t directions) {
 
 std::unique_ptr<const ReducedPoints> ReducedPoints::make(const float* points, int64_t count,
                                                          int64_t dim, int64_t k) {
-  if (count * dim < kLeastNumbers || dim < 2 * kWidths[0]) return nullptr;
+  if (count < 2 || count * dim < kLeastNumbers || dim < 2 * kWidths[0]) return nullptr;
   std::unique_ptr<ReducedPoints> made(new ReducedPoints(points, count, dim));
   if (!(made->largest_norm_ < kLargestNorm)) return nullptr;  // also for a NaN
   const int64_t most = *std::max_element(std::begin(kWidths), std::end(kWidths));

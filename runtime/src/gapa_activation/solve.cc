@@ -14,6 +14,9 @@ constexpr double kJitterFloor = 1e-12;
 constexpr double kJitterGrowth = 10;
 constexpr int kAttempts = 8;
 
+// exp(−x) is a denormal number from here on, and soon 0.
+constexpr double kFar = 708;
+
 int64_t padded(int64_t rows) {
   const int64_t padding = simd::kernels().padding;
   return (rows + padding - 1) / padding * padding;
@@ -32,6 +35,10 @@ Solver::Solver(int64_t dim, int64_t capacity, double length_scale, double jitter
       factor_(size_ * size_),
       points_(capacity) {}
 
+bool Solver::is_far(double squared_distance) const {
+  return !(inverse_width_ * squared_distance < kFar);
+}
+
 bool Solver::factorise(const double* centre, const std::vector<Neighbour>& neighbours) {
   const simd::Kernels& kernels = simd::kernels();
   const int64_t count = neighbours.size();
@@ -43,6 +50,12 @@ bool Solver::factorise(const double* centre, const std::vector<Neighbour>& neigh
   }
   kernels.gram(points_.data(), count, centre, squared_.data(), dim_, stride_, inverse_width_,
                scratch_.data(), gram_.data());
+  for (int64_t j = 0; j < count; ++j) {
+    if (!is_far(squared_[j])) continue;
+    std::fill_n(gram_.data() + j * stride_, stride_, 0.0);
+    for (int64_t column = 0; column < j; ++column) gram_[column * stride_ + j] = 0;
+    gram_[j * stride_ + j] = 1;
+  }
   double jitter = jitter_;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     if (kernels.factorise(gram_.data(), count, stride_, jitter, factor_.data())) return true;
@@ -54,7 +67,7 @@ bool Solver::factorise(const double* centre, const std::vector<Neighbour>& neigh
 double Solver::unexplained(const double* query, const std::vector<Neighbour>& neighbours) {
   // Far from every neighbour (or without one) nothing is explained.
   const auto explains = [this](const Neighbour& neighbour) {
-    return std::exp(-inverse_width_ * neighbour.squared_distance) > 0;
+    return !is_far(neighbour.squared_distance);
   };
   if (std::none_of(neighbours.begin(), neighbours.end(), explains)) return 1;
   if (!factorise(query, neighbours)) return 1;  // the prior variance: an upper bound whatever G is
@@ -90,6 +103,8 @@ void Solver::prepare(const std::vector<Neighbour>& neighbours, double* known) {
   double* const rest = blocks + in_blocks * (in_blocks + wide) / 2;
   std::vector<double> column(count);
   for (int64_t c = 0; c < count; ++c) {
+    if (is_far(known[c]))
+      continue;  // of a query, whose nearest point is the origin, it explains nothing
     // L x = e_c, forwards, a column of L at a time.
     std::fill(column.begin() + c, column.end(), 0.0);
     column[c] = 1;

@@ -16,7 +16,9 @@ namespace gapa {
 ///   k_i  = exp(−‖a_i‖² / 2ℓ²)
 ///   G_ij = exp(−(‖a_i‖² + ‖a_j‖² − 2 a_iᵀa_j) / 2ℓ²).
 ///
-/// Centring keeps the cancellation in G small against ℓ² wherever s is not 1 anyway. G + jitter·I
+/// Centring keeps the cancellation in G small against ℓ² for all that lie near the query. Those so
+/// far that k_i is 0 explain nothing, and what cancellation leaves of their rows of G may be far
+/// from any covariance: they are left out, by rows and columns of the identity. G + jitter·I
 /// = L Lᵀ and s = 1 − ‖L⁻¹k‖², clamped to [0, 1]. The query itself goes along as one more point
 /// with a = 0: its row of G is k, and its row of L is L⁻¹k. It owns its workspace: one per thread.
 class Solver {
@@ -34,6 +36,9 @@ class Solver {
   static int64_t known_size(int64_t count);
 
  private:
+  /// Whether a point at this squared distance has nothing to do with the centre: exp(…) is 0.
+  bool is_far(double squared_distance) const;
+
   /// The Gram matrix and its factor around a point; false if that cannot be had.
   bool factorise(const double* centre, const std::vector<Neighbour>& neighbours);
 

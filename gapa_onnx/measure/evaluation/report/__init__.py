@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 
 from gapa_onnx.errors import UserError
+from gapa_onnx.files import told, write
 from gapa_onnx.measure.evaluation.result import Evaluation
 
 FORMATS = ("png", "svg")
@@ -23,7 +24,7 @@ def write_report(evaluation: Evaluation, path: str | PathLike[str]) -> None:
     _require_libraries("a report")
     from gapa_onnx.measure.evaluation.report.page import page
 
-    _write(Path(path), page(evaluation).encode("utf-8", "replace"))
+    write(Path(path), page(evaluation).encode("utf-8", "replace"))
 
 
 def write_figures(
@@ -39,14 +40,12 @@ def write_figures(
     from gapa_onnx.measure.evaluation.report.pictures import picture_figures
 
     written = []
-    try:
+    with told(Path(folder)):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(Path(folder), error) from error
     for figure in (*figures(evaluation), *picture_figures(evaluation)):
         for name in formats:
             written.append(Path(folder) / f"{figure.id}.{name}")
-            _write(written[-1], render(figure, name))
+            write(written[-1], render(figure, name))
     return tuple(written)
 
 
@@ -58,14 +57,3 @@ def _require_libraries(what: str) -> None:
         raise UserError(
             f"{what} cannot be drawn without matplotlib and Pillow", 'pip install "gapa-onnx[evaluate]"'
         ) from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write {path}: {error.strerror}", "choose a path that exists and is writable")
