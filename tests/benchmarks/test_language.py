@@ -209,7 +209,7 @@ def test_the_page_says_what_was_aimed_at_and_what_was_found(module, tmp_path, mo
         line("points", "epistemic", "0.6", place="2", **place),
         line("layers", "epistemic", "0.61", place="2", **place),
         line("layers", "share median", "0.65", place="2", **place),
-        line("tool", "seq_score", "0.76"),
+        line("tool", "seq_score", "0.76", rows="heldout:640 web:320"),
         line("tool", "seq_ood", "0.6", flagged="heldout:0.08 web:0.3"),
     ]
     text = page.section(rows)
@@ -226,6 +226,7 @@ def test_the_page_says_what_was_aimed_at_and_what_was_found(module, tmp_path, mo
     assert [part.strip() for part in at_least] == ["+0.040", "met"]
     assert [part.strip() for part in above] == ["-0.020 to kNN, last", "**not met**"]
     assert [part.strip() for part in flagged] == ["0.080 (OpenWebText 0.300)", "**not met**"]
+    assert "held-out WikiText 640, OpenWebText 320" in text
     assert "0.600 ± 0.010" in text and "head's input" in text
     pytest.importorskip("matplotlib")
     assert (tmp_path / "language_points.png").stat().st_size > 5000

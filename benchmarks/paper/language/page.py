@@ -133,7 +133,14 @@ def aims(rows: Sequence[Row]) -> str:
                 _met(FLAGGED[0] <= share <= FLAGGED[1]),
             ]
         )
-    return table(["aim", "found", ""], lines)
+    read = ", ".join(
+        f"{_set(name)} {count}" for name, count in (one.split(":") for one in ours["rows"].split())
+    )
+    return f"Sequences that went through the converted file: {read}.\n\n" + table(["aim", "found", ""], lines)
+
+
+def _set(name: str) -> str:
+    return SETS.get(name, "held-out WikiText")
 
 
 def _met(yes: bool) -> str:

@@ -228,7 +228,7 @@ def _wrong_line(task: Task, lines: Lines, name: str, of: str, tokens: Tokens) ->
 
 def of_tool(task: Task, lines: Lines, token_lines: Lines) -> None:
     """The figures of what the converted file puts out, and how many sequences it flags."""
-    sets = (HELDOUT, *task.sides)
+    sets = [HELDOUT, *(of for of in task.sides if tool.said(task.dump, of, "score") is not None)]
     for role in (*tool.TOKENS, *tool.SEQUENCES):
         found = {of: tool.said(task.dump, of, role) for of in sets}
         if any(answers is None for answers in found.values()):
@@ -237,11 +237,16 @@ def of_tool(task: Task, lines: Lines, token_lines: Lines) -> None:
         if answers[HELDOUT].ndim == 2:
             for how in ("mean", "median"):
                 scores = {of: sequence_scores(array, how) for of, array in answers.items()}
-                _line(lines, "tool", BESIDE, f"{role} {how}", task.told_apart(scores))
-            for of in _texts(task):
+                _line(lines, "tool", BESIDE, f"{role} {how}", task.told_apart(scores), rows=_read(scores))
+            for of in set(_texts(task)) & set(sets):
                 _wrong_line(task, token_lines, f"tool, {role}", of, answers.__getitem__)
         else:
             scores = {of: array.astype(np.float64).reshape(len(array)) for of, array in answers.items()}
             flagged = {of: round(float(array.mean()), 4) for of, array in scores.items()}
             told = " ".join(f"{of}:{share}" for of, share in flagged.items()) if role.endswith("ood") else ""
-            _line(lines, "tool", BESIDE, role, task.told_apart(scores), flagged=told)
+            _line(lines, "tool", BESIDE, role, task.told_apart(scores), flagged=told, rows=_read(scores))
+
+
+def _read(scores: dict[str, np.ndarray]) -> str:
+    """How many sequences of each set went through the converted file."""
+    return " ".join(f"{of}:{len(one)}" for of, one in scores.items())
