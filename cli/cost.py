@@ -67,7 +67,8 @@ def _site(source: SourceModel, site: Site, settings: Settings, witness: bool = F
         queries = 1 if site.layout is Layout.POOLED else _product(beside)
     if width is None or queries is None:
         return None
-    m, k = settings.points_for(width, site.many, witness=witness), settings.k
+    pooled = site.layout is Layout.POOLED
+    m, k = settings.points_for(width, site.many, witness=witness, pooled=pooled), settings.k
     solve = k * width + k * k // 2 if settings.cached else k * k * width + k**3 // 3
     return queries * (m * width + solve)
 

@@ -15,6 +15,7 @@ import os
 import secrets
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,20 @@ def write(path: Path, content: bytes) -> None:
     """Write a file as a whole."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `path`, which is not there or empty, if all goes well, and is gone if not."""
+    path = path.absolute()
+    with told(path), tempfile.TemporaryDirectory(prefix=f"{PREFIX}{path.name}.", dir=path.parent) as name:
+        staged = Path(name, path.name)
+        staged.mkdir()  # the temporary folder itself is its owner's alone
+        yield staged
+        if path.exists():  # and is empty: else this fails
+            path.rmdir()
+        os.replace(staged, path)
+        sync_folder(path.parent)
 
 
 @contextlib.contextmanager

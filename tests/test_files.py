@@ -160,7 +160,7 @@ FOR_THEMSELVES = {
     "gapa_onnx.settle.kept",
 }
 #: Those that write into a path that `files` gave them.
-GIVEN_A_PLACE = {"gapa_onnx.model.writing", "gapa_onnx.cli.answer_files"}
+GIVEN_A_PLACE = {"gapa_onnx.model.writing", "gapa_onnx.cli.answer_files", "gapa_onnx.packaging.folder"}
 
 
 def writes(module: house.Module) -> bool:

@@ -321,6 +321,7 @@ SECTIONS = (
     ("Regression", "regression.csv", "benchmarks/paper/regression.py", by_module("regression_page")),
     ("Promises", "guarantees.csv", "benchmarks/paper/guarantees.py", by_module("guarantees_page")),
     ("Segmentation", "segmentation.csv", "benchmarks/paper/segmentation.py", by_module("segmentation")),
+    ("Language", "language.csv", "benchmarks/paper/language/run.py", by_module("language.page")),
 )
 
 if __name__ == "__main__":

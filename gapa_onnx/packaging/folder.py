@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gapa_onnx.errors import UserError
+from gapa_onnx.files import new_folder
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,10 @@ def require_new(folder: Path) -> None:
 
 
 def write_folder(folder: Path, files: Sequence[File]) -> None:
-    """Write into a folder beside, which takes its place when all is there, and is gone if anything fails."""
-    folder = folder.absolute()
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
-            staged = Path(name, folder.name)
-            staged.mkdir()  # the temporary folder itself is its owner's alone
-            for file in files:
-                _write(staged / file.name, file.source)
-            if folder.exists():  # and is empty, as was found out: else this fails
-                folder.rmdir()
-            os.replace(staged, folder)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}", "choose another place") from error
+    """Write all of the files, or nothing."""
+    with new_folder(folder) as staged:
+        for file in files:
+            _write(staged / file.name, file.source)
 
 
 def _write(path: Path, source: Path | str) -> None:

@@ -106,7 +106,7 @@ def test_without_the_mask_padding_counts():
         read(convert(model, rows, **choices).model).heads["tokens"].score
         for rows in (ROWS, repadded(ROWS, 3))
     ]
-    assert scores[1].threshold > 1.5 * scores[0].threshold
+    assert scores[1].threshold > scores[0].threshold + 0.1
 
 
 @pytest.mark.parametrize("how", ["tokens", "ones at padding", "channels first"])

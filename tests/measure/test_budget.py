@@ -119,7 +119,7 @@ def test_the_number_of_points_by_width():
     assert [Settings().points_for(width, many=True) for width in (10, 200, 256)] == [2000, 1750, 1367]
     assert [Settings(k=20).points_for(200, witness=True, pooled=pooled) for pooled in (True, False)] == [
         400,
-        300,
+        360,
     ]
     assert Settings(k=100).points_for(10) == 2000 and Settings(m=300).points_for(4096) == 300
     assert Settings(m="500").m == 500  # as the command line gives it

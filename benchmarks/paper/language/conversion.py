@@ -1,10 +1,13 @@
 """Peak memory and time of a conversion, by step.
 
-    python benchmarks/paper/language/conversion.py MODEL.onnx DATA.npz [--out FILE] [--rows N] [--json] [SETTING=VALUE …]
+    python benchmarks/paper/language/conversion.py MODEL.onnx DATA [--tokenizer FILE] [--tokens N] [--out FILE] [--rows N] [--json]
+                                                  [--keep NAME] [SETTING=VALUE …]
+
+DATA is a .npz with the model's inputs, or text.
 
 Prints one line for each step: seconds and CPU seconds, and the highest resident memory while it ran (of which `own` is not mapped from
 a file); then what the process had at most. `forward` is the time of the source model on the same rows, in the same
-batches, after the conversion: what no conversion can do without.
+batches, after the conversion: what no conversion can do without. `--keep` adds a line of that name to results/language_conversion.csv.
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 import gapa_onnx
 from gapa_onnx import compiler
@@ -37,6 +41,7 @@ STEPS = {
     "verify": "_verified",
     "write": "_written",
 }
+HERE = Path(__file__).resolve().parent
 SAMPLED = 0.02  # seconds between looks at the memory
 PAGE = resource.getpagesize()
 
@@ -97,19 +102,18 @@ def watching() -> Iterator[Watch]:
             setattr(compiler, name, function)
 
 
-def forward_seconds(model: Path, rows: dict[str, np.ndarray], batch: int) -> tuple[float, float]:
+def forward_seconds(model: Path, batches: Sequence[Mapping[str, np.ndarray]]) -> tuple[float, float]:
     """Seconds and CPU seconds that the source takes for all rows."""
     import onnxruntime as ort
 
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     start, worked = time.perf_counter(), time.process_time()
-    count = len(next(iter(rows.values())))
-    for first in range(0, count, batch):
-        session.run(None, {name: array[first : first + batch] for name, array in rows.items()})
+    for batch in batches:
+        session.run(None, dict(batch))
     return time.perf_counter() - start, time.process_time() - worked
 
 
-def measured(model: Path, rows: dict[str, np.ndarray], out: Path | None, **choices: Any) -> dict[str, Any]:
+def measured(model: Path, rows: Any, out: Path | None, **choices: Any) -> dict[str, Any]:
     """Figures of one conversion; the process's own peak is only of use where it does nothing else."""
     with watching() as watch:
         start, worked = time.perf_counter(), time.process_time()
@@ -126,6 +130,7 @@ def measured(model: Path, rows: dict[str, np.ndarray], out: Path | None, **choic
         "peak": peak,
         "batch": result.calibration.fed.batch_rows,
         "rows": result.calibration.rows,
+        "fed": result.calibration.fed,
         "failed": [f"{check.name}: {check.detail}" for check in result.checks if not check.passed],
     }
 
@@ -140,18 +145,44 @@ def told(figures: dict[str, Any]) -> Iterator[str]:
     yield from figures["failed"]
 
 
+def parameters(path: Path) -> int:
+    """Numbers in all weights of a model."""
+    held = onnx.load(path, load_external_data=False).graph.initializer
+    return sum(int(np.prod(tensor.dims)) for tensor in held)
+
+
+def keep(name: str, model: Path, tokens: int, figures: dict[str, Any]) -> None:
+    """Add a line to the results."""
+    sys.path.insert(0, str(HERE.parents[1]))
+    from lines import Lines, machine
+
+    line: dict[str, Any] = {"form": name, "tokens": tokens, "parameters": parameters(model)}
+    line |= {"peak_gb": round(figures["peak"] / 1e9, 3)}
+    line |= {what: round(figures[what], 1) for what in ("seconds", "cpu", "forward", "forward_cpu")}
+    Lines(HERE.parent / "results" / "language_conversion.csv", ("form", "tokens"), fresh=False).add(
+        line | machine()
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("choices", nargs="*", metavar="SETTING=VALUE")
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--tokens", type=int, default=200_000)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rows", type=int)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--keep", metavar="NAME")
     given = parser.parse_args()
-    with np.load(given.data) as held:
-        rows = {name: held[name][: given.rows] for name in held.files}
-    choices = {}
+    choices: dict[str, Any] = {}
+    rows: Any = given.data
+    if given.data.suffix == ".npz":
+        with np.load(given.data) as held:
+            rows = {name: held[name][: given.rows] for name in held.files}
+    else:
+        choices["text"] = gapa_onnx.TextOptions(given.tokenizer, tokens=given.tokens)
     for choice in given.choices:
         name, _, text = choice.partition("=")
         try:
@@ -159,7 +190,10 @@ def main() -> None:
         except json.JSONDecodeError:
             choices[name] = text
     figures = measured(given.model, rows, given.out, **choices)
-    figures["forward"], figures["forward_cpu"] = forward_seconds(given.model, rows, figures["batch"])
+    read = list(figures.pop("fed").batches(figures["batch"]))
+    figures["forward"], figures["forward_cpu"] = forward_seconds(given.model, read)
+    if given.keep:
+        keep(given.keep, given.model, sum(batch["input_ids"].size for batch in read), figures)
     if given.json:
         print(json.dumps(figures))
         return

