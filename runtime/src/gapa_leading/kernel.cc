@@ -10,6 +10,8 @@
 
 #include "constants.h"
 #include "gapa_leading/schema.h"
+#include "scratch.h"
+#include "simd/kernels.h"
 #include "tensors.h"
 
 namespace gapa {
@@ -18,71 +20,79 @@ namespace {
 enum LeadingInput : size_t { kX, kCount };
 enum LeadingOutput : size_t { kValues, kIndices };
 
-constexpr int64_t kTaskSize = 1 << 16;    // elements in one task of a thread
-constexpr int64_t kGroup = 16;            // elements that are looked at together first
-constexpr int64_t kLongest = 0xffffffff;  // a place has 32 bits beside its number
+constexpr int64_t kTaskSize = 1 << 16;  // elements in one task of a thread
+constexpr int64_t kGroup = 16;          // elements whose largest one is found first
+constexpr int kSteps = 20;              // of a bisection, which may end early
+constexpr int64_t kSlack = 16;          // where a sixteenth too many is no more than it costs
+constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();  // a place has 31 bits
 
-/// A number and its place as one that is larger for larger numbers, and for earlier places among
-/// equal ones. What is not a number counts as infinite, so that it is never overlooked.
+/// A number and its place, as one that sorts in descending order of numbers. What is not a number
+/// counts as infinite, so that it is never overlooked.
 uint64_t ranked(float x, int64_t place) {
   const float number = std::isnan(x) ? std::numeric_limits<float>::infinity() : x + 0.0f;  // no -0
   uint32_t bits;
   std::memcpy(&bits, &number, sizeof bits);
-  bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return static_cast<uint64_t>(bits) << 32 | static_cast<uint64_t>(kLongest - place);
+  bits = bits & 0x80000000u ? bits : ~bits & 0x7fffffffu;
+  return static_cast<uint64_t>(bits) << 32 | static_cast<uint64_t>(place);
 }
 
-int64_t place_of(uint64_t candidate) {
-  return kLongest - static_cast<int64_t>(candidate & kLongest);
-}
+int64_t place_of(uint64_t candidate) { return static_cast<int64_t>(candidate & 0xffffffffu); }
 
-/// The largest of a group of numbers; infinite where one of them is not a number.
-float largest(const float* x) {
-  float most = x[0];
-  int strange = 0;
-  for (int64_t j = 0; j < kGroup; ++j) {
-    most = x[j] > most ? x[j] : most;
-    strange |= x[j] != x[j];
+/// A number that at least k of the values reach and few more: near the k-th largest, never above.
+float reached_by(const float* values, int64_t count, int64_t k) {
+  const simd::Kernels& kernels = simd::kernels();
+  const simd::Range range = kernels.range(values, count);
+  if (!std::isfinite(range.largest - range.least)) {
+    std::vector<float> order(values, values + count);
+    std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), std::greater<float>());
+    return order[k - 1];
   }
-  return strange ? std::numeric_limits<float>::infinity() : most;
+  float low = range.least, high = range.largest;  // at least k are not below the one
+  for (int step = 0; step < kSteps; ++step) {
+    const float middle = low + (high - low) / 2;
+    const int64_t above = count - kernels.count_up_to(values, count, middle);
+    (above < k ? high : low) = middle;
+    if (above >= k && above <= k + k / kSlack) break;
+  }
+  return low;
 }
 
-struct Scratch {
-  std::vector<float> highest, ranked;
-  std::vector<uint64_t> candidates;
+struct Room {
+  explicit Room(int64_t n) : highest(n / kGroup + 1), positions(n), candidates(n), other(n) {}
+  Scratch<float> highest;
+  Scratch<int32_t> positions;
+  Scratch<uint64_t> candidates, other;
 };
 
-/// The places of the k largest of n numbers, the largest first, as scratch.candidates.
+/// Sorts numbers by their upper half, those that are equal there as they stand.
+void sort_by_upper_half(uint64_t* values, uint64_t* other, int64_t count) {
+  constexpr int kBits = 8, kValues = 1 << kBits, kPasses = 32 / kBits;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int shift = 32 + kBits * pass;
+    int64_t begin[kValues + 1] = {};
+    for (int64_t i = 0; i < count; ++i) ++begin[(values[i] >> shift & (kValues - 1)) + 1];
+    for (int value = 0; value < kValues; ++value) begin[value + 1] += begin[value];
+    for (int64_t i = 0; i < count; ++i) {
+      other[begin[values[i] >> shift & (kValues - 1)]++] = values[i];
+    }
+    std::swap(values, other);  // an even number of times
+  }
+}
+
+/// The places of the k largest of n numbers, the largest first, in room.candidates.
 ///
 /// Of the largest numbers of small groups, the k-th is a lower bound: k numbers at least reach it.
-/// Few others do, and only the groups that reach it are looked into.
-void leading(const float* x, int64_t n, int64_t k, Scratch& scratch) {
-  const auto larger = std::greater<uint64_t>();
-  std::vector<uint64_t>& candidates = scratch.candidates;
-  candidates.clear();
-  const auto take = [&](int64_t begin, int64_t end, float bound) {
-    for (int64_t i = begin; i < end; ++i) {
-      if (!(x[i] < bound)) candidates.push_back(ranked(x[i], i));
-    }
-  };
-  const int64_t groups = n / kGroup;
-  if (groups < 2 * k) {
-    take(0, n, -std::numeric_limits<float>::infinity());
-  } else {
-    std::vector<float>&highest = scratch.highest, &order = scratch.ranked;
-    highest.resize(groups);
-    for (int64_t g = 0; g < groups; ++g) highest[g] = largest(x + g * kGroup);
-    order = highest;
-    std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), std::greater<float>());
-    const float bound = order[k - 1];
-    for (int64_t g = 0; g < groups; ++g) {
-      if (highest[g] >= bound) take(g * kGroup, (g + 1) * kGroup, bound);
-    }
-    take(groups * kGroup, n, bound);
+/// Few others do, and only those are sorted.
+void leading(const float* x, int64_t n, int64_t k, Room& room) {
+  const simd::Kernels& kernels = simd::kernels();
+  const int64_t groups = kernels.highest(x, n, kGroup, room.highest.data());
+  const float bound = groups < 2 * k ? -std::numeric_limits<float>::infinity()
+                                     : reached_by(room.highest.data(), groups, k);
+  const int64_t count = kernels.positions_from(x, n, bound, room.positions.data());
+  for (int64_t i = 0; i < count; ++i) {
+    room.candidates[i] = ranked(x[room.positions[i]], room.positions[i]);
   }
-  std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(), larger);
-  candidates.resize(k);
-  std::sort(candidates.begin(), candidates.end(), larger);
+  sort_by_upper_half(room.candidates.data(), room.other.data(), count);
 }
 
 }  // namespace
@@ -110,12 +120,12 @@ void LeadingKernel::compute(ort::KernelContext* context) const {
   if (rows == 0) return;
   const int64_t block = std::max<int64_t>(1, kTaskSize / n);
   parallel_for(api_, context, (rows + block - 1) / block, [&](size_t task) {
-    Scratch scratch;
+    Room room(n);
     const int64_t begin = static_cast<int64_t>(task) * block, end = std::min(rows, begin + block);
     for (int64_t row = begin; row < end; ++row) {
-      leading(x.data + row * n, n, k_, scratch);
+      leading(x.data + row * n, n, k_, room);
       for (int64_t rank = 0; rank < k_; ++rank) {
-        const int64_t place = place_of(scratch.candidates[rank]);
+        const int64_t place = place_of(room.candidates[rank]);
         if (values) values[row * k_ + rank] = x.data[row * n + place];
         if (indices) indices[row * k_ + rank] = place;
       }

@@ -104,6 +104,15 @@ struct Kernels {
   /// How many of the values are at most `bound`.
   int64_t (*count_up_to)(const float* values, int64_t count, float bound);
 
+  /// Writes the positions of the values that are not below `bound`, also of those that are no
+  /// number; returns how many.
+  int64_t (*positions_from)(const float* values, int64_t count, float bound, int32_t* positions);
+
+  /// The largest of each group of `size` values, infinite where one of them is no number. Which
+  /// values make a group depends on the lanes; those that fill no group have none. Returns how
+  /// many groups there are.
+  int64_t (*highest)(const float* values, int64_t count, int64_t size, float* to);
+
   /// ‖point − query‖² in double, by direct differences.
   double (*squared_distance)(const float* point, const double* query, int64_t dim);
 
