@@ -77,7 +77,7 @@ def share_at(
     }
     with graph.scope(prefix):
         query = read_queries(graph, source, site, selection)
-        query = compared(graph, query, fit.geometry, site.query_axes, prefix)
+        query = compared(graph, query, fit.geometry, site.query_axes, fit.index.points.shape[1], prefix)
         constants = [
             emit_points(graph, fit.storage, fit.index.points, f"{prefix}/points")
             if port.name == "points"

@@ -26,7 +26,7 @@ from gapa_onnx.model.dtypes import variance_dtype
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.plan.detection import BOX, Detector
 from gapa_onnx.plan.head import Head, Task
-from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points
+from gapa_onnx.plan.heads import Classes, HeadOptions, emit_classes, head_points
 from gapa_onnx.plan.heads.detection import emit_detection
 from gapa_onnx.plan.heads.noise import NoiseTensors, emit_noise
 from gapa_onnx.plan.heads.promises import (
@@ -91,23 +91,14 @@ def answer(
     if head.detector is not None:
         born = [(value, (prior or {}).get(name, 1.0)) for name, value in own.items()]
         return _detection(source, graph, head, variances, settings, born, watched)
-    # Of a vocabulary only on request: all of it would take as much as the head itself.
-    roles = {} if _few_tokens(head, settings) else {"var": variances[head.output]}
-    logits_var, factor = variances[head.logits], None
-    if settings.covariance == "full":
-        roles["cov"], roles["var"] = output_covariance(source, graph, sites, own, head.tensor)
-        covariance, logits_var = roles["cov"], roles["var"]
-        if head.logits != head.tensor:
-            covariance, logits_var = output_covariance(source, graph, sites, own, head.logits)
-        if _sees_covariance(head, settings):
-            if head.derived is not None:
-                covariance = head.derived.covariance(graph, _read(source, graph, head), covariance)
-            factor = cholesky(graph, covariance, f"{head.output}/factor")
+    roles, logits_var, factor = _variances(source, graph, head, variances, sites, own, settings)
     spread: Value | None
+    leading: Value | None = None
     promises = PromiseTensors()
     if head.task in CLASS_TASKS:
-        classes, spread, promises = _classes(source, graph, head, logits_var, factor, settings, labelled)
-        roles |= classes
+        classes, promises = _classes(source, graph, head, logits_var, factor, settings, labelled)
+        roles, spread = roles | classes.roles, classes.spread
+        leading = classes.logits if head.task is Task.TOKENS else None
     else:
         spread = _mean_variance(graph, head, roles["var"], valid_positions_of(source, graph, head.mask))
         if spread is not None:
@@ -115,8 +106,7 @@ def answer(
     if spread is None:
         return Answer(roles, None)
     if settings.score == "witnesses":
-        tokens = roles.get("tokens")
-        entropy = _entropy_of(source, graph, head, tokens) if head.task in CLASS_TASKS else None
+        entropy = _entropy_of(source, graph, head, leading) if head.task in CLASS_TASKS else None
         scores = strange_by_witnesses(source, graph, head, roles["score"], entropy, heard)
     else:
         scores = [Scored("score", roles["score"], score_rank(head), settings.score)]
@@ -126,30 +116,54 @@ def answer(
     return _with_sets(source, graph, head, found, settings) if labelled else found
 
 
+def _variances(
+    source: SourceModel,
+    graph: VarianceGraph,
+    head: Head,
+    variances: Mapping[str, Value],
+    sites: Sequence[Site],
+    own: Mapping[str, Value],
+    settings: Settings,
+) -> tuple[dict[str, Value], Value, Value | None]:
+    """The variances that become outputs, by role; that of the logits; the factor of their covariance where it is seen."""
+    # Of a vocabulary only on request: all of it would take as much as the head itself.
+    roles = {} if _few_tokens(head, settings) else {"var": variances[head.output]}
+    if settings.covariance != "full":
+        return roles, variances[head.logits], None
+    covariance, logits_var = output_covariance(source, graph, sites, own, head.tensor)
+    roles |= {"cov": covariance, "var": logits_var}
+    if head.logits != head.tensor:
+        covariance, logits_var = output_covariance(source, graph, sites, own, head.logits)
+    if not _sees_covariance(head, settings):
+        return roles, logits_var, None
+    if head.derived is not None:
+        covariance = head.derived.covariance(graph, _read(source, graph, head), covariance)
+    return roles, logits_var, cholesky(graph, covariance, f"{head.output}/factor")
+
+
 def _few_tokens(head: Head, settings: Settings) -> bool:
     """Whether only the tokens with the largest logits have a variance."""
     return head.task is Task.TOKENS and settings.top_k != "all"
 
 
 def _entropy_of(
-    source: SourceModel, graph: VarianceGraph, head: Head, tokens: Value | None
+    source: SourceModel, graph: VarianceGraph, head: Head, leading: Value | None
 ) -> Callable[[], Value] | None:
     """The entropy (…, 1) of the source's own prediction, where it is one for each sample or for each position of a
-    sequence; emitted when it is asked for. Of a vocabulary it is that of the leading `tokens`: the rest has next to none."""
+    sequence; emitted when it is asked for. Of a vocabulary it is that of the `leading` logits: the rest has next to none."""
     if head.axis is None or head.rank not in (2, 3) or head.axis != head.rank - 1:
         return None
     axis = head.axis
 
     def emitted() -> Value:
-        mean = _read(source, graph, head)
+        logits = leading
+        if logits is None:
+            logits = _read(source, graph, head)
+            with graph.scope(f"{head.output}/logits"):
+                if head.derived is not None:
+                    logits = head.derived.mean(graph, logits)
         scope = f"{head.output}/own_entropy"
-        with graph.scope(f"{head.output}/logits"):
-            if head.derived is not None:
-                mean = head.derived.mean(graph, mean)
-        with graph.scope(scope):
-            if tokens is not None:
-                mean = graph.emit("GatherElements", mean, tokens, axis=axis)
-        return emit_entropy(graph, graph.cast(mean, np.float32), head.link, scope, axis)
+        return emit_entropy(graph, graph.cast(logits, np.float32), head.link, scope, axis)
 
     return emitted
 
@@ -257,8 +271,8 @@ def _classes(
     factor: Value | None,
     settings: Settings,
     labelled: bool = False,
-) -> tuple[dict[str, Value], Value, PromiseTensors]:
-    """What a head for classes makes of its logits, their mean variance, and where their temperature is."""
+) -> tuple[Classes, PromiseTensors]:
+    """What a head for classes makes of its logits, and where their temperature is."""
     output, mean = source.tensors[head.tensor], _read(source, graph, head)
     if head.derived is not None:
         with graph.scope(f"{head.output}/logits"):
@@ -266,7 +280,7 @@ def _classes(
     temperature = PromiseTensors()
     if labelled:
         mean, var, factor, temperature = cooled(graph, head, mean, var, factor)
-    roles, spread = emit_classes(
+    found = emit_classes(
         graph,
         head,
         graph.tensor(output.name, output.dtype or np.float32),
@@ -276,7 +290,7 @@ def _classes(
         classes=class_count(source, head),
         factor=factor,
     )
-    return roles, spread, temperature
+    return found, temperature
 
 
 def _read(source: SourceModel, graph: VarianceGraph, head: Head) -> Value:

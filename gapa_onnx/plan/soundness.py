@@ -19,6 +19,7 @@ from gapa_onnx.plan.frontier import comes_from
 from gapa_onnx.plan.head import Head
 from gapa_onnx.variance.graph import Value, VarianceGraph
 from gapa_onnx.variance.masks import masked_mean, tensor_of, valid_in
+from gapa_onnx.variance.values import Scaled
 
 OLDEST_WATCHED = 9  # opset from which on rows can be counted at run time
 
@@ -30,7 +31,9 @@ def emit_deviation(
     variance. It is a finite number exactly if the variances are sound."""
     with graph.scope(f"{head.output}/{role}_deviation"):
         if role in roles:
-            deviation = _where_finite(source, graph, head, roles[role]).sqrt()
+            var = roles[role]
+            # A number per query times a vector is finite, whatever the answer is.
+            deviation = (var if isinstance(var, Scaled) else _where_finite(source, graph, head, var)).sqrt()
         elif "token_var" in roles:
             deviation = roles["token_var"].sqrt()
         else:
@@ -133,7 +136,8 @@ def emit_finite_inputs(
     rank: int,
     told_by: str,
 ) -> Value | None:
-    """Emit 0 for each row of a score of this rank if what it was fed are numbers, else NaN; None if nothing is watched."""
+    """Emit, for each row of a score of this rank, a number that is finite if what it was fed are numbers; None if nothing is
+    watched."""
     rows = _rows(source, told_by)
     found: Value | None = None
     for name in names if graph.opset >= OLDEST_WATCHED else ():
@@ -144,7 +148,7 @@ def emit_finite_inputs(
         with graph.scope(f"{name}/finite"):
             value = graph.cast(graph.tensor(name, held.dtype), variance_dtype(held.dtype))
             value = graph.reduce("ReduceSum", value, others, keepdims=False) if others else value
-            term = graph.cast(value - value, score.dtype)
+            term = graph.cast(value, score.dtype)
         with graph.scope(f"{head.output}/finite"):
             term = term if held.shape[axis] == rows else _spread_over(graph, term, score)
             found = term if found is None else found + term

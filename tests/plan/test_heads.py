@@ -74,7 +74,7 @@ class Case:
         wide = np.float64 if self.dtype is np.float64 else np.float32
         graph = VarianceGraph(opset, {"z", "y", "v", "f"})
         mean = graph.cast(graph.tensor("z", self.dtype), wide)
-        roles, _ = emit_classes(
+        found = emit_classes(
             graph,
             self.head,
             graph.tensor(self.head.output, self.dtype),
@@ -84,7 +84,7 @@ class Case:
             classes=self.classes,
             factor=graph.tensor("f", wide) if self.factor else None,
         )
-        values = {role: graph.output(value, f"y_{role}") for role, value in roles.items()}
+        values = {role: graph.output(value, f"y_{role}") for role, value in found.roles.items()}
         added = graph.to_proto(list(values.values()))
         kind = helper.np_dtype_to_tensor_dtype
         shape = [size if self.known and i == self.axis else None for i, size in enumerate(self.shape)]

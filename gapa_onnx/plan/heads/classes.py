@@ -81,6 +81,15 @@ def head_points(head: Head, options: HeadOptions, classes: int | None, *, correl
     return latin(classes, fine=correlated or (single and (classes is None or classes >= WIDE)))
 
 
+@dataclass(frozen=True)
+class Classes:
+    """What a head makes of its logits."""
+
+    roles: dict[str, Value]  #: its outputs
+    spread: Value  #: mean variance of the logits, which sites are weighed by whatever the score is
+    logits: Value  #: those that count: of a vocabulary the leading ones
+
+
 def emit_classes(
     graph: VarianceGraph,
     head: Head,
@@ -92,8 +101,8 @@ def emit_classes(
     classes: int | None,
     factor: Value | None = None,
     leading: int | None = None,
-) -> tuple[dict[str, Value], Value]:
-    """Emit a head: its outputs by role, and the mean variance of its logits.
+) -> Classes:
+    """Emit a head.
 
     Parameters
     ----------
@@ -122,13 +131,9 @@ def emit_classes(
     found["probs"] = _probabilities(graph, head, axis, options, output, mean, var, found.get("probs"))
     if options.score == "epistemic":
         found["score"] = found["epistemic"]
-    return roles | {role: found[role] for role in ROLES}, _spread(graph, head, axis, var)
-
-
-def _spread(graph: VarianceGraph, head: Head, axis: ClassAxis, var: Value) -> Value:
-    """The mean variance of the logits that count, which sites are weighed by whatever the score is."""
     with graph.scope(f"{head.output}/spread"):
-        return graph.reduce("ReduceMean", var, [axis.axis], keepdims=False)
+        spread = graph.reduce("ReduceMean", var, [axis.axis], keepdims=False)
+    return Classes(roles | {role: found[role] for role in ROLES}, spread, mean)
 
 
 def _class_axis(head: Head, classes: int | None) -> ClassAxis:

@@ -217,15 +217,15 @@ def _answers(
     flat = replace(
         head, output=prefix, axis=1, rank=2, logits=prefix if not detector.squashed else "", numbers=""
     )
-    found, spread = emit_classes(
+    found = emit_classes(
         graph, flat, output_row, mean_row, var_row, options, classes=classes.count, leading=LEADING
     )
     with graph.scope(f"{prefix}/detection"):
         whole = {
             role: graph.emit("Reshape", value, shape if role == "probs" else leading)
-            for role, value in found.items()
+            for role, value in found.roles.items()
         }
-        spread = graph.emit("Reshape", spread, leading)
+        spread = graph.emit("Reshape", found.spread, leading)
         if detector.objectness is not None:
             whole["objectness"] = _objectness(graph, source, detector, variances, chosen)
     roles = {role: whole[role] for role in ("probs", *PER_CANDIDATE) if role in whole}

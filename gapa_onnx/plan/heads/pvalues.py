@@ -18,6 +18,8 @@ import numpy as np
 from gapa_onnx.arrays import Array
 from gapa_onnx.variance.graph import Value, VarianceGraph
 
+OLDEST_ASKED = 9  # opset from which on a number can be asked whether it is one
+
 
 @dataclass(frozen=True)
 class TableTensors:
@@ -88,9 +90,12 @@ def read_p_value(
         row = graph.emit("Gather", scores, graph.cast(before, np.int64), axis=0)  # (…, width)
         inside = graph.reduce("ReduceSum", row < column, [rank], keepdims=False)
         below = before * graph.cast(graph.dimension(scores, 1), score.dtype) + inside
+        rare = (count + 1.0 - below) / (count + 1.0)
         known = score if known_by is None else known_by
-        finite = known - known < 1.0  # of a NaN or an infinity the difference is no number
-        return (count + 1.0 - below) / (count + 1.0) * finite
+        nothing = known - known  # of a NaN or an infinity this is no number
+        if graph.opset < OLDEST_ASKED:
+            return rare * (nothing < 1.0)
+        return graph.where(graph.emit("IsNaN", nothing, dtype=np.bool_), score.lift(0), rare)
 
 
 def emit_flag(graph: VarianceGraph, p: Value, tensors: TableTensors, scope: str) -> Value:

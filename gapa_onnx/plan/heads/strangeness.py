@@ -189,7 +189,5 @@ def emit_entropy(graph: VarianceGraph, logits: Value, link: str, scope: str, axi
             rest = behind.exp()  # odds of the less probable answer
             terms = graph.emit("Log", 1.0 + rest) - behind * rest / (1.0 + rest)
             return graph.reduce("ReduceSum", terms, [axis])
-        behind = graph.at_least(logits - graph.reduce("ReduceMax", logits, [axis]), -FARTHEST)
-        weight = behind.exp()
-        total = graph.reduce("ReduceSum", weight, [axis])
-        return graph.emit("Log", total) - graph.reduce("ReduceSum", weight * behind, [axis]) / total
+        logs = graph.at_least(graph.emit("LogSoftmax", logits, axis=axis), -FARTHEST)
+        return -graph.reduce("ReduceSum", logs.exp() * logs, [axis])
