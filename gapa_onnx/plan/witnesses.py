@@ -5,7 +5,8 @@ several depths see more than one. `auto` takes tensors that all features pass th
 site:
 
     maps of several sizes       the last tensor of each size: the ends of the stages of a convolutional network
-    most of them of one size    a third and two thirds of the way: blocks of a transformer, layers of a recurrent network
+    most of them of one size    a third and two thirds of the way: blocks of a transformer, layers of a recurrent network;
+                                where each token has a score of its own, two thirds
     vectors                     the first of the fully connected layers
 
 at most `MOST` of them, and none of a small stage that ends in the last site, which would say the same again. Where they
@@ -33,6 +34,7 @@ from gapa_onnx.variance.sites import Layout, Site
 MOST = 3  # beside the sites; each costs a query for every sample
 WIDEST = 4096  # features of a query: distances and the size of the file grow with them
 WAYS = (1 / 3, 2 / 3)  # how far along a stage that holds most of a network
+WAYS_OF_TOKENS = (2 / 3,)  # early blocks know tokens, hardly texts
 
 
 def find_witnesses(
@@ -45,7 +47,8 @@ def find_witnesses(
         return ()
     asking = _Asking(network, sites[-1], any_has_positions(heads))
     if spec == "auto":
-        places = _auto(network, sites, source.tensors[sites[-1].output])
+        ways = WAYS_OF_TOKENS if asking.of_tokens else WAYS
+        places = _auto(network, sites, source.tensors[sites[-1].output], ways)
         found = [one for place in places if (one := asking(place)) is not None]
     else:
         found = [_named(asking, name.strip()) for name in spec.split(",") if name.strip()]
@@ -82,9 +85,14 @@ class _Asking:
     def __call__(self, site: Site) -> Site | None:
         """A place with a query for each position where the last site has one for each of the same, as tokens have, else
         with one for each sample; None where its axes do not allow that."""
-        if self.by_position and are_positions(self.last) and site.rank == 3 and site.axis in (-1, 2):
+        if self.of_tokens and site.rank == 3 and site.axis in (-1, 2):
             return replace(site, layout=Layout.ROWS)
         return one_query_each(self.network, site, self.network.source.tensors[self.last.output])
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether each position of a sequence has a query of its own at the last site, and a score."""
+        return self.by_position and are_positions(self.last)
 
 
 def are_positions(site: Site) -> bool:
@@ -125,12 +133,12 @@ def _samples(network: Network, tensor: gs.Tensor, last: gs.Tensor) -> int:
 # ------------------------------------------------------------------------------- where they are
 
 
-def _auto(network: Network, sites: Sequence[Site], last: gs.Tensor) -> list[Site]:
+def _auto(network: Network, sites: Sequence[Site], last: gs.Tensor, ways: Sequence[float]) -> list[Site]:
     if any(site.chosen or site.joined or site.standardised for site in sites):
         return []
     before, behind = cut_tensors(network, last)
     passed = [cut for cut in before if _is_place(network, cut.tensor, last)]
-    stages = _Stages(network, last)
+    stages = _Stages(network, last, ways)
     inside = [cut for cut in passed if cut.depth]  # embeddings alone are what is fed in another form
     places = [site_at_tensor(network, cut.tensor) for cut in stages.witnesses(inside, behind)]
     return _spread_out(places + _first_vector(network, passed))
@@ -142,10 +150,11 @@ class _Stages:
 
     network: Network
     last: gs.Tensor
+    ways: Sequence[float]  #: how far along the final stage places are, where it holds most of the network
 
     def witnesses(self, passed: Sequence[Cut], behind: Sequence[Cut]) -> list[Cut]:
-        """The end of each stage; of the final one, where it holds half of what everything passes through or more, what is a
-        third and two thirds of the way along it. A smaller one that ends in the last site is left out: the site tells."""
+        """The end of each stage; of the final one, where it holds half of what everything passes through or more, what is some
+        `ways` along it. A smaller one that ends in the last site is left out: the site tells."""
         stages, told = self._by_stage(passed), self._by_stage(behind)
         final = self._final((*passed, *behind))
         if final not in stages and isinstance(final, int) and _is_sequence(self.last):
@@ -161,7 +170,7 @@ class _Stages:
         # What the stage begins with may have had another form before, as patches have that become tokens.
         others = [one for one in ends.values() if one.bent or one.depth != held[0].depth]
         start = max((one.depth for one in passed[: passed.index(held[0])]), default=0)
-        return sorted((*others, *_along(held, start, end)), key=passed.index)
+        return sorted((*others, *_along(held, start, end, self.ways)), key=passed.index)
 
     def _final(self, cuts: Sequence[Cut]) -> object:
         """The stage of the last map that has positions."""
@@ -195,11 +204,11 @@ def _is_map(tensor: gs.Tensor) -> bool:
     return tensor.shape is not None and len(tensor.shape) > 2 and not recurrent
 
 
-def _along(held: Sequence[Cut], start: int, end: int) -> list[Cut]:
-    """What is a third and two thirds of the way along a stage, in layers. Of tensors without a layer between them the last:
+def _along(held: Sequence[Cut], start: int, end: int, ways: Sequence[float]) -> list[Cut]:
+    """What is some ways along a stage, in layers. Of tensors without a layer between them the last:
     they hold nearly the same."""
     by_depth = {cut.depth: cut for cut in held}
-    wanted = [start + way * (end - start) for way in WAYS]
+    wanted = [start + way * (end - start) for way in ways]
     depths = [next((depth for depth in by_depth if depth >= one), held[-1].depth) for one in wanted]
     return [by_depth[depth] for depth in dict.fromkeys(depths)]
 

@@ -10,7 +10,15 @@ from support.small_models import parse
 import gapa_onnx
 from gapa_onnx.cli import main
 from gapa_onnx.data.strange import strange_batches
-from gapa_onnx.fit.choosing import FEWEST, FEWEST_AXES, MARGIN, auroc, choose_geometry, metrics_for
+from gapa_onnx.fit.choosing import (
+    FEWEST,
+    FEWEST_AXES,
+    MARGIN,
+    auroc,
+    choose_geometry,
+    metrics_for,
+    metrics_of_positions,
+)
 from gapa_onnx.fit.geometry import geometry_of
 from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
@@ -241,6 +249,9 @@ def test_axes_of_few_rows_are_not_tried():
     """300 rows of 64 features: axes that follow these rows would make every new one strange."""
     assert metrics_for(64, 20 * 64) == ("polar", "projected")
     assert metrics_for(64, 20 * 64 - 1) == ("polar",)
+    for passes, metric in ((True, "whitened-direction"), (False, "whitened")):
+        assert metrics_of_positions(64, 20 * 64, passes=passes) == (metric,)
+        assert metrics_of_positions(64, 20 * 64 - 1, passes=passes) == ("euclidean",)
     generator = np.random.default_rng(0)
     weights = {"v": (8, 64), "q": (64, 64), "w": (64, 3)}
     text = "net (float[n, 8] x) => (float[n, 3] y) { a = MatMul(x, v)  b = Tanh(a)  c = MatMul(b, q)  h = Tanh(c)  y = MatMul(h, w) }"

@@ -231,6 +231,17 @@ def test_axes_below_the_floor_are_kept_at_the_floor():
     assert np.linalg.norm(off_the_data) == pytest.approx(1 / np.sqrt(4e-2), rel=1e-6)
 
 
+def test_a_massive_axis_does_not_lift_the_floor():
+    """One axis in 100 may be out of all proportion; where it is not, it counts."""
+    values = np.concatenate([[1.0], np.linspace(1, 0.5, 199)])
+    for massive, lowest in ((50.0, 50.0), (1e6, values[2])):
+        values[0] = massive
+        values[-1] = 1e-9
+        w = whitening(np.zeros(200), np.diag(values), floor=1e-3).astype(float)
+        assert np.linalg.norm(w[-1]) == pytest.approx(1 / np.sqrt(1e-3 * lowest), rel=1e-6)
+        assert np.linalg.norm(w[0]) == pytest.approx(1 / np.sqrt(massive), rel=1e-6)
+
+
 def test_the_floor_is_not_below_rounding():
     mean, eps = np.array([1e6, 0.0]), float(np.finfo(np.float32).eps)
     w = whitening(mean, np.diag([1.0, 1e-12]), floor=0.0)
