@@ -105,15 +105,27 @@ def answer(
             roles["score"] = spread
     if spread is None:
         return Answer(roles, None)
-    if settings.score == "witnesses":
-        entropy = _entropy_of(source, graph, head, leading) if head.task in CLASS_TASKS else None
-        scores = strange_by_witnesses(source, graph, head, roles["score"], entropy, heard)
-    else:
-        scores = [Scored("score", roles["score"], score_rank(head), settings.score)]
+    scores = _scores(source, graph, head, roles["score"], leading, heard, settings)
     deviation = emit_deviation(source, graph, head, roles)
     flagged = with_flags(source, graph, head, scores, spread, deviation, watched)
     found = Answer({**roles, **flagged.roles}, flagged.spread, scores=flagged.scores, promises=promises)
     return _with_sets(source, graph, head, found, settings) if labelled else found
+
+
+def _scores(
+    source: SourceModel,
+    graph: VarianceGraph,
+    head: Head,
+    own: Value,
+    leading: Value | None,
+    heard: Heard | None,
+    settings: Settings,
+) -> Sequence[Scored]:
+    """What one sample is ranked by: the head's `own` score, or it put together with what witnesses say."""
+    if settings.score != "witnesses":
+        return [Scored("score", own, score_rank(head), settings.score)]
+    entropy = _entropy_of(source, graph, head, leading) if head.task in CLASS_TASKS else None
+    return strange_by_witnesses(source, graph, head, own, entropy, heard)
 
 
 def _variances(
