@@ -27,6 +27,8 @@ LIBRARY_VARIABLE = "GAPA_ONNX_LIBRARY"
 NEIGHBOURS_ENTRY = (
     "ai.gapa.k"  #: of a session's configuration; the native library reads it when it is registered
 )
+NEIGHBOURS_VARIABLE = "GAPA_ONNX_K"  #: the same, for servers that hand on no configuration; the entry wins
+ALL_NEIGHBOURS = 10**17  #: more than any file has
 FIRST_WITH_K_AS_INPUT = 10  # the first opset whose TopK takes its count as an input
 OLDEST_RUNTIME = (1, 17)  # the first with a thread pool for custom operators
 
@@ -88,7 +90,8 @@ def session(
     """An onnxruntime session with the native library registered, where there is one.
 
     Without it the file runs all the same, by the standard operators inside; that is said once. `k` lowers
-    the number of neighbours that its operators use; where a file has fewer, these stay. `check` refuses, with a UserError,
+    the number of neighbours that its operators use; where a file has fewer, these stay. So does the environment variable
+    GAPA_ONNX_K, unless `k` or an entry in `options` says another number. `check` refuses, with a UserError,
     a file that is not what it was when gapa-onnx wrote it; all of it is read once more for that.
     """
     if check:
@@ -99,14 +102,31 @@ def session(
             raise UserError(f"k must be a whole number of neighbours, at least 1, not {k!r}", "leave it out")
         options.add_session_config_entry(NEIGHBOURS_ENTRY, str(k))
     native = register_or_say(options)
-    if k is not None and not native:
+    lowered = None if native else _asked_neighbours(options)
+    if lowered is not None:
         model = onnx.load_from_string(path) if isinstance(path, bytes) else read_proto(Path(path))
-        lower_neighbours(model, k)
+        lower_neighbours(model, lowered)
         return open_session(model, "the model", options, providers)
     source = path if isinstance(path, bytes) else os.fspath(path)
     if not isinstance(path, bytes):
         require_own_data(Path(path))
     return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
+
+
+def _asked_neighbours(options: ort.SessionOptions) -> int | None:
+    """What the native library would lower k to; None where nobody asks for that."""
+    try:
+        text, where = options.get_session_config_entry(NEIGHBOURS_ENTRY), f"session entry {NEIGHBOURS_ENTRY}"
+    except RuntimeError:  # there is none
+        text, where = os.environ.get(NEIGHBOURS_VARIABLE, ""), f"environment variable {NEIGHBOURS_VARIABLE}"
+        if not text:
+            return None
+    digits = text.isascii() and text.isdigit()
+    if not digits or not 1 <= int(text) <= ALL_NEIGHBOURS:
+        raise UserError(
+            f"the {where} must be a whole number of neighbours, at least 1, but is {text!r}", "leave it out"
+        )
+    return None if int(text) == ALL_NEIGHBOURS else int(text)
 
 
 def require_as_written(given: str | os.PathLike[str] | bytes) -> None:
@@ -162,8 +182,9 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def session_options(*, optimise: bool = True, threads: int = 0, quiet: bool = True) -> ort.SessionOptions:
-    """Options for our own runs; `optimise` off means no graph optimisation at all."""
+    """Options for our own runs, which no environment changes; `optimise` off means no graph optimisation at all."""
     options = ort.SessionOptions()
+    options.add_session_config_entry(NEIGHBOURS_ENTRY, str(ALL_NEIGHBOURS))
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads

@@ -1,5 +1,6 @@
 // The library's entry point: RegisterCustomOps, as onnxruntime calls it.
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <memory>
@@ -19,6 +20,7 @@ namespace gapa {
 namespace {
 
 constexpr const char* kMostNeighboursKey = "ai.gapa.k";
+constexpr const char* kMostNeighboursVariable = "GAPA_ONNX_K";
 constexpr size_t kMostDigits = 18;  // of a number that certainly fits
 
 /// One operator as onnxruntime sees it; the callbacks get it back as their first argument.
@@ -85,21 +87,36 @@ std::vector<OpSchema> schemas(int64_t most_neighbours) {
   return all;
 }
 
-/// The session's config entry `ai.gapa.k`, which lowers k of its operators.
-int64_t most_neighbours(const ort::Api* api, const ort::SessionOptions* options) {
+/// A session's config entry; false where it has none of this name.
+bool config_entry(const ort::Api* api, const ort::SessionOptions* options, const char* key,
+                  std::string* text) {
   int is_there = 0;
-  check(api, ort::HasSessionConfigEntry(api, options, kMostNeighboursKey, &is_there));
-  if (!is_there) return std::numeric_limits<int64_t>::max();
+  check(api, ort::HasSessionConfigEntry(api, options, key, &is_there));
+  if (!is_there) return false;
   size_t size = 0;
-  check(api, ort::GetSessionConfigEntry(api, options, kMostNeighboursKey, nullptr, &size));
-  std::string text(size, '\0');
-  check(api, ort::GetSessionConfigEntry(api, options, kMostNeighboursKey, text.data(), &size));
-  text.resize(size > 0 ? size - 1 : 0);
+  check(api, ort::GetSessionConfigEntry(api, options, key, nullptr, &size));
+  text->assign(size, '\0');
+  check(api, ort::GetSessionConfigEntry(api, options, key, text->data(), &size));
+  text->resize(size > 0 ? size - 1 : 0);
+  return true;
+}
+
+/// What k of a session's operators is lowered to: by its config entry `ai.gapa.k`, else, for
+/// servers that set none, by the environment variable GAPA_ONNX_K, where it is not empty.
+int64_t most_neighbours(const ort::Api* api, const ort::SessionOptions* options) {
+  std::string text;
+  std::string where = std::string("session config entry '") + kMostNeighboursKey + "'";
+  if (!config_entry(api, options, kMostNeighboursKey, &text)) {
+    const char* set = std::getenv(kMostNeighboursVariable);
+    if (set == nullptr || *set == '\0') return std::numeric_limits<int64_t>::max();
+    text = set;
+    where = std::string("environment variable ") + kMostNeighboursVariable;
+  }
   const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
   const int64_t k = digits && text.size() <= kMostDigits ? std::stoll(text) : 0;
   if (k < 1) {
-    throw ModelError(std::string("gapa-onnx: the session config entry '") + kMostNeighboursKey +
-                     "' must be a whole number of neighbours, at least 1, but is '" + text + "'.");
+    throw ModelError("gapa-onnx: the " + where +
+                     " must be a whole number of neighbours, at least 1, but is '" + text + "'.");
   }
   return k;
 }
