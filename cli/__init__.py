@@ -24,6 +24,7 @@ from gapa_onnx.cli.package import package
 from gapa_onnx.cli.run import run
 from gapa_onnx.cli.threshold import threshold
 from gapa_onnx.cli.verify import verify
+from gapa_onnx.cli.watch import watch
 from gapa_onnx.errors import UserError
 
 PROGRAM = "gapa-onnx"
@@ -40,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (convert, inspect, verify, run, evaluate, threshold, package, bench, doctor):
+for command in (convert, inspect, verify, run, evaluate, threshold, watch, package, bench, doctor):
     app.command()(command)
 
 

@@ -14,7 +14,18 @@ import tempfile
 
 import typer
 
-COMMANDS = ("convert", "inspect", "verify", "run", "evaluate", "threshold", "package", "bench", "doctor")
+COMMANDS = (
+    "convert",
+    "inspect",
+    "verify",
+    "run",
+    "evaluate",
+    "threshold",
+    "watch",
+    "package",
+    "bench",
+    "doctor",
+)
 COLUMNS = 100
 _END = "--- end of help ---"
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gapa_onnx.measure.evaluation.evaluate import evaluate
     from gapa_onnx.measure.evaluation.report import write_figures, write_report
     from gapa_onnx.measure.evaluation.result import Evaluation
+    from gapa_onnx.monitor.watch import watch
     from gapa_onnx.packaging.stacks import Package, package
     from gapa_onnx.sessions.runtime import library_path, session
     from gapa_onnx.settings import Settings
@@ -42,6 +43,7 @@ _HOME = {
     "Threshold": "settle.thresholds",
     "set_threshold": "settle.thresholds",
     "thresholds": "settle.thresholds",
+    "watch": "monitor.watch",
 }
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "session",
     "set_threshold",
     "thresholds",
+    "watch",
     "write_figures",
     "write_report",
 ]

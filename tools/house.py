@@ -42,6 +42,7 @@ ROOMS = {
     "emit": "the variance graph, written beside the source",
     "settle": "left-out rows: weights, noise, thresholds",
     "measure": "verify, evaluate, bench",
+    "monitor": "metrics, and whether inputs have changed",
     "packaging": "folders that servers and runtimes take",
     "compiler": "the steps of a conversion, in order",
     FRONT_DOOR: "the names that users import",

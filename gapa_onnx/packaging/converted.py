@@ -18,6 +18,27 @@ from gapa_onnx.packaging.folder import File
 from gapa_onnx.presence import require_described
 from gapa_onnx.sessions.runtime import LIBRARY_VARIABLE, library_path
 
+#: ONNX's types of elements, as the open inference protocol calls them.
+_DATATYPES = {
+    onnx.TensorProto.FLOAT: "FP32",
+    onnx.TensorProto.DOUBLE: "FP64",
+    onnx.TensorProto.FLOAT16: "FP16",
+    onnx.TensorProto.STRING: "BYTES",
+} | {
+    onnx.TensorProto.DataType.Value(name): name
+    for name in ("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
+}
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a model."""
+
+    name: str
+    is_output: bool
+    datatype: str | None  #: as the open inference protocol calls it; None for what that does not have
+    shape: tuple[int, ...] | None  #: -1 for what is free; None where the rank is not known
+
 
 @dataclass(frozen=True)
 class ConvertedFile:
@@ -25,10 +46,12 @@ class ConvertedFile:
 
     path: Path
     record: records.Record
-    inputs: frozenset[str]
-    outputs: frozenset[str]
+    ports: tuple[Port, ...]  #: inputs, then outputs, in the order of the graph
     data: tuple[str, ...]  #: files of weights, as seen from the folder of the model
     metadata: dict[str, str] = field(repr=False)
+
+    def names(self, outputs: bool) -> frozenset[str]:
+        return frozenset(port.name for port in self.ports if port.is_output is outputs)
 
 
 def converted_file(path: Path) -> ConvertedFile:
@@ -42,8 +65,19 @@ def converted_file(path: Path) -> ConvertedFile:
         )
     outputs = frozenset(value.name for value in proto.graph.output)
     require_described(record.heads, outputs)
-    inputs = frozenset(value.name for value in proto.graph.input)
-    return ConvertedFile(path, record, inputs, outputs, external_files(proto), metadata(proto))
+    initialised = {tensor.name for tensor in proto.graph.initializer}
+    fed = [value for value in proto.graph.input if value.name not in initialised]
+    ports = (*(_port(value, False) for value in fed), *(_port(value, True) for value in proto.graph.output))
+    return ConvertedFile(path, record, ports, external_files(proto), metadata(proto))
+
+
+def _port(value: onnx.ValueInfoProto, is_output: bool) -> Port:
+    if not value.type.HasField("tensor_type"):
+        return Port(value.name, is_output, None, None)
+    tensor = value.type.tensor_type
+    sizes = [size.dim_value if size.HasField("dim_value") else -1 for size in tensor.shape.dim]
+    shape = tuple(sizes) if tensor.HasField("shape") else None
+    return Port(value.name, is_output, _DATATYPES.get(tensor.elem_type), shape)
 
 
 def without_weights(path: Path) -> onnx.ModelProto:

@@ -18,7 +18,7 @@ class File:
 
     name: str  #: with / between folders
     what: str  #: for whoever looks at the folder
-    source: Path | str  #: what is copied, or the text
+    source: Path | str | bytes  #: what is copied, or what is in it
 
 
 def require_new(folder: Path) -> None:
@@ -43,9 +43,11 @@ def write_folder(folder: Path, files: Sequence[File]) -> None:
             _write(staged / file.name, file.source)
 
 
-def _write(path: Path, source: Path | str) -> None:
+def _write(path: Path, source: Path | str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(source, str):
         path.write_text(source, encoding="utf-8")
+    elif isinstance(source, bytes):
+        path.write_bytes(source)
     else:
         shutil.copyfile(source, path)  # not its permissions: whoever serves the folder is somebody else

@@ -28,7 +28,6 @@ from gapa_onnx.packaging.converted import (
 )
 from gapa_onnx.packaging.folder import File
 
-COMMAND = "pip install onnxruntime-genai && python {folder}/generate.py 'The capital of France is'"
 CONFIGURATION = "genai_config.json"
 TOKENIZER, TOKENIZER_SETTINGS = "tokenizer.json", "tokenizer_config.json"
 UNCERTAINTY = "uncertainty.json"
@@ -66,7 +65,7 @@ _PORTS = (
 )
 
 
-def contents(file: ConvertedFile, beside: Path) -> list[File]:
+def contents(file: ConvertedFile, beside: Path, stack: str) -> list[File]:
     """All files of the folder; a UserError that names what is missing."""
     if not file.record.states:
         raise UserError(
@@ -155,7 +154,7 @@ def _require_source(file: ConvertedFile, source: Path) -> None:
 def _require_ports(file: ConvertedFile, decoder: Mapping[str, Any]) -> None:
     """UserError where the model does not take or give what the configuration says."""
     for side, *choices in _PORTS:
-        present = file.inputs if side == "inputs" else file.outputs
+        present = file.names(outputs=side == "outputs")
         named = decoder.get(side, {})
         # what is named counts; where nothing is, onnxruntime-genai goes by the usual name
         wanted = [str(named[key]) for key, _ in choices if key in named] or [choices[0][1]]

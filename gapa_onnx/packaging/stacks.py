@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from gapa_onnx.packaging.converted import ConvertedFile
     from gapa_onnx.packaging.folder import File
 
-    #: What is in the folder of a stack: of a converted file, and the folder that what belongs to it lies in.
-    Contents = Callable[[ConvertedFile, Path], Sequence[File]]
+    #: What is in the folder of a stack: of a converted file, the folder that what belongs to it lies in, and the stack.
+    Contents = Callable[[ConvertedFile, Path, str], Sequence[File]]
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,19 @@ class Stack:
     """Something that runs models in folders of its own form."""
 
     what: str
-    module: str  #: in this room; its `contents` are the `Contents`, its `COMMAND` shows the folder at work
+    module: str = "serving"  #: in this room; its `contents` are the `Contents`
 
 
 STACKS: Mapping[str, Stack] = MappingProxyType(
-    {"genai": Stack("onnxruntime-genai, which generates text with decoders", "genai")}
+    {
+        "triton": Stack("Triton Inference Server"),
+        "kserve": Stack("KServe"),
+        "mlserver": Stack("MLServer"),
+        "ray": Stack("Ray Serve"),
+        "bentoml": Stack("BentoML"),
+        "cpp": Stack("a program in C++"),
+        "genai": Stack("onnxruntime-genai, which generates text with decoders", "genai"),
+    }
 )
 
 
@@ -41,7 +50,7 @@ class Package:
     folder: Path
     stack: str
     files: Mapping[str, str]  #: what each file is
-    next: str  #: a command that shows the folder at work
+    next: str  #: commands that start what is in it
 
 
 def package(
@@ -68,7 +77,14 @@ def package(
     path, folder = Path(file), Path(out)
     require_new(folder)
     module = importlib.import_module(f"gapa_onnx.packaging.{STACKS[stack].module}")
-    files = module.contents(converted_file(path), path.parent if beside is None else Path(beside))
+    files = module.contents(converted_file(path), path.parent if beside is None else Path(beside), stack)
     write_folder(folder, files)
-    next_command = module.COMMAND.format(folder=shlex.quote(str(folder)))
-    return Package(folder, stack, {entry.name: entry.what for entry in files}, next_command)
+    what = {entry.name: entry.what for entry in files}
+    return Package(folder, stack, what, _next(folder, (folder / "README.md").read_text(encoding="utf-8")))
+
+
+def _next(folder: Path, readme: str) -> str:
+    """The first commands of a README: those before one that has a comment, or that asks what has been started."""
+    commands = [line.strip() for line in readme.splitlines() if line.startswith("    ")]
+    first = itertools.takewhile(lambda line: "  #" not in line and "client.py" not in line, commands)
+    return " && ".join([f"cd {shlex.quote(str(folder))}", *first])

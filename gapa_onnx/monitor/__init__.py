@@ -1,0 +1,1 @@
+"""What a model says while it serves: metrics, and whether its inputs have changed."""
