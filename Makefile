@@ -10,7 +10,7 @@ BROWSER := chromium chromium-driver
 SOURCES := pyproject.toml $(shell find clients -type f) $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.css' -o -name 'CMakeLists.txt' -o -name '*.map')
 NATIVE := $(shell find runtime -name '*.cc' -o -name '*.h' -o -name '*.inc')
 
-.PHONY: demo test nightly lint format house bench figures clean
+.PHONY: demo test nightly soak lint format house bench figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo.py
@@ -22,6 +22,12 @@ test: $(VENV)/.installed $(VENV)/.browser
 # also what takes long: the whole zoo, other onnxruntime releases, more random graphs
 nightly: $(VENV)/.installed $(VENV)/.browser
 	$(BIN)/pytest -m "nightly or not nightly" $(TESTS)
+
+# 8 threads open, use and close sessions for so long, on about so many cores: the same bits, and no more memory
+MINUTES ?= 60
+CORES ?= 1
+soak: $(VENV)/.installed
+	$(BIN)/python tests/soak/soak.py --minutes $(MINUTES) --cores $(CORES)
 
 # formats, style and types; the limits on rooms and functions are a test (tests/test_house.py)
 lint: $(VENV)/.installed
