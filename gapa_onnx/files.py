@@ -2,8 +2,9 @@
 
 A file is made beside its place, under a name of its own, brought to the disk and put in place by one rename; the folder
 is brought to the disk as well. It keeps the mode and the owner of the file that it replaces, and where that is a link,
-the link stays and what it points at is replaced. A killed process can leave such a file behind: whoever writes into the
-folder next removes it. Every writer holds a lock on its own, so that nobody removes what another is still writing.
+the link stays and what it points at is replaced. A new folder with all that is in it is made in the same way. A killed
+process can leave such a file or folder behind: whoever writes beside it next removes it. Every writer holds a lock on
+its own, so that nobody removes what another is still writing.
 
 All that this package writes for a user goes through here.
 """
@@ -13,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,40 +30,50 @@ ELSEWHERE = "choose another place"
 
 
 class Staged:
-    """A file that is being written, in the folder that it will be put into."""
+    """A file that is being written, or a folder, in the folder that it will be put into."""
 
-    def __init__(self, folder: Path):
-        self.path, self._held = _created(folder)
+    def __init__(self, parent: Path, *, folder: bool = False):
+        self.path, self._held = _created(parent, folder)
 
     def put(self, path: Path) -> None:
-        """Bring the file to the disk and let it take its place; with the mode and owner of what it replaces."""
-        with open(self.path, "rb+") as file:
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileNotFoundError):
-            _take_over(self.path, os.stat(path))
-        self._let_go_before_renaming()
+        """Bring it to the disk and let it take its place: a file with the mode and owner of what it replaces, a folder
+        where there is none or an empty one."""
+        if self.path.is_dir():
+            _sync_all(self.path)
+        else:
+            with open(self.path, "rb+") as file:
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileNotFoundError):
+                _take_over(self.path, os.stat(path))
+        self._let_go_before_renaming(path)
         os.replace(self.path, path)
         sync_folder(path.parent)
 
     def close(self) -> None:
         """Remove what was not put anywhere."""
-        self._let_go_before_renaming()
-        self.path.unlink(missing_ok=True)
+        self._let_go_before_renaming(self.path)
+        _remove(self.path)
         if self._held is not None:
             os.close(self._held)
             self._held = None
 
-    def _let_go_before_renaming(self) -> None:
-        if sys.platform == "win32" and self._held is not None:  # an open file cannot be renamed there
+    def _let_go_before_renaming(self, path: Path) -> None:
+        if sys.platform != "win32":
+            return
+        if self._held is not None:  # an open file cannot be renamed there
             os.close(self._held)
             self._held = None
+        if (
+            path != self.path and path.is_dir()
+        ):  # nor can a folder take the place of another, though that is empty
+            path.rmdir()
 
 
 @contextlib.contextmanager
-def staging(folder: Path) -> Iterator[Staged]:
-    """A file in this folder, gone at the end unless it was put in its place; raises OSError."""
-    sweep(folder)
-    staged = Staged(folder)
+def staging(parent: Path, *, folder: bool = False) -> Iterator[Staged]:
+    """A file or a folder in this one, gone at the end unless it was put in its place; raises OSError."""
+    sweep(parent)
+    staged = Staged(parent, folder=folder)
     try:
         yield staged
     finally:
@@ -88,14 +99,9 @@ def write(path: Path, content: bytes) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that becomes `path`, which is not there or empty, if all goes well, and is gone if not."""
     path = path.absolute()
-    with told(path), tempfile.TemporaryDirectory(prefix=f"{PREFIX}{path.name}.", dir=path.parent) as name:
-        staged = Path(name, path.name)
-        staged.mkdir()  # the temporary folder itself is its owner's alone
-        yield staged
-        if path.exists():  # and is empty: else this fails
-            path.rmdir()
-        os.replace(staged, path)
-        sync_folder(path.parent)
+    with told(path), staging(path.parent, folder=True) as staged:
+        yield staged.path
+        staged.put(path)
 
 
 @contextlib.contextmanager
@@ -152,7 +158,7 @@ def sweep(folder: Path) -> None:
             held = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+                _remove(path)
             finally:
                 os.close(held)
 
@@ -169,11 +175,21 @@ def sync_folder(folder: Path) -> None:
             os.close(held)
 
 
-def _created(folder: Path) -> tuple[Path, int | None]:
-    """A new file that everybody may read whom the umask lets, and a handle with a lock on it."""
+def _created(parent: Path, folder: bool) -> tuple[Path, int | None]:
+    """A new file or folder that everybody may read whom the umask lets, and a handle with a lock on it."""
     while True:
-        path = folder / f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}"
-        held = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o666)
+        path = parent / f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}"
+        if folder:
+            path.mkdir()
+            if sys.platform == "win32":
+                return path, None
+        flags = os.O_RDONLY if folder else os.O_CREAT | os.O_EXCL | os.O_RDWR
+        try:
+            held = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
+        except FileNotFoundError:
+            if folder:  # swept already
+                continue
+            raise
         if sys.platform == "win32":
             return path, held
         with contextlib.suppress(OSError):
@@ -181,6 +197,24 @@ def _created(folder: Path) -> tuple[Path, int | None]:
         if path.exists():  # nobody has swept it before it was locked
             return path, held
         os.close(held)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync_all(folder: Path) -> None:
+    """Bring all that is in a folder to the disk."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
 
 
 def _take_over(path: Path, former: os.stat_result) -> None:
