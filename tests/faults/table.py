@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # in place of this folder, where `faults` is a module
 from faults.commands import COMMANDS, materials, zygote
 from faults.faults import Bench, campaign, small_disk
 from support.paths import BENCHMARKS
