@@ -1,6 +1,6 @@
 """All faults at all points over all commands, counted, as benchmarks/results/faults.json.
 
-    python tests/faults/table.py
+    PYTHONPATH=tests python -m faults.table
 
 It stops at the first that loses something. benchmarks/page.py shows the table.
 """
@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # in place of this folder, where `faults` is a module
 from faults.commands import COMMANDS, materials, zygote
 from faults.faults import Bench, campaign, small_disk
 from support.paths import BENCHMARKS
