@@ -25,7 +25,7 @@ from gapa_onnx.cli.run import run
 from gapa_onnx.cli.threshold import threshold
 from gapa_onnx.cli.verify import verify
 from gapa_onnx.cli.watch import watch
-from gapa_onnx.errors import UserError
+from gapa_onnx.errors import UserError, of_a_missing_runtime
 
 PROGRAM = "gapa-onnx"
 INTERRUPTED = 130
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if chosen.debug:
             trace()
-        report(*_damaged_model(arguments, error))
+        report(*_unexpected(arguments, error))
         return 2
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
@@ -124,8 +124,11 @@ def _sentence(error: Exception) -> tuple[str, str | None]:
     return "there is not enough memory", "give a smaller `batch_size`, less data or a smaller model"
 
 
-def _damaged_model(arguments: Sequence[str] | None, error: Exception) -> tuple[str, str]:
-    """What nobody has expected, where it is a model that is wrong; raised again where it is not, which is a bug of ours."""
+def _unexpected(arguments: Sequence[str] | None, error: Exception) -> tuple[str, str | None]:
+    """What nobody has expected, where onnxruntime is missing or a model is wrong; raised again where not, which is a bug of ours."""
+    missing = of_a_missing_runtime(error)
+    if missing is not None:
+        return _sentence(missing)
     from gapa_onnx.sessions.inference import told_against
 
     for given in sys.argv[1:] if arguments is None else arguments:

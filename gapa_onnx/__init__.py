@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from gapa_onnx.errors import of_a_missing_runtime
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -72,4 +74,8 @@ def __getattr__(name: str) -> object:
     """Load a name when it is first used: onnxruntime and FAISS take a second, which help should not."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    try:
+        home = importlib.import_module(f"{__name__}.{_HOME[name]}")
+    except ModuleNotFoundError as error:
+        raise of_a_missing_runtime(error) or error from None
+    return getattr(home, name)

@@ -18,6 +18,16 @@ class UserError(Exception):
         return f"{self.message} (hint: {self.hint})" if self.hint else self.message
 
 
+def of_a_missing_runtime(error: Exception) -> UserError | None:
+    """What to say where no onnxruntime is installed, which gapa-onnx-core leaves to the user; None of other errors."""
+    if not isinstance(error, ModuleNotFoundError) or error.name != "onnxruntime":
+        return None
+    return UserError(
+        "there is no onnxruntime",
+        "`pip install onnxruntime-gpu`, or `onnxruntime` where there is no GPU; not both, as they share a folder",
+    )
+
+
 class DataWarning(UserWarning):
     """Something about the data that may not be meant; the work goes on.
 

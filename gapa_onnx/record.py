@@ -373,6 +373,13 @@ def parse(text: str) -> Record:
             f"the file's record has format {shown(version)}, and this gapa-onnx reads up to {FORMAT}",
             "update gapa-onnx",
         )
+    if version is None and "sites" in plain:
+        version = 0  # the first records had no number
+    if type(version) is int and 0 <= version < FORMAT:
+        raise UserError(
+            f"the file was written by an older gapa-onnx, with a record of format {version}; this one reads {FORMAT}",
+            "convert the source model again; in a session the file runs as it did",
+        )
     if "format" in plain and version != FORMAT:
         raise damaged(f"format is {shown(version)}, not {FORMAT}")
     try:

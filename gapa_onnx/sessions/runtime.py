@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import onnx
 import onnxruntime as ort
 from google.protobuf.message import DecodeError
 
-from gapa_onnx import __path__ as PACKAGE_FOLDERS
 from gapa_onnx.errors import UserError
 from gapa_onnx.model.digest import is_as_written
 from gapa_onnx.model.load import read_proto
@@ -36,13 +34,16 @@ _said_portable = False
 
 
 def library_path() -> Path | None:
-    """Where the native library is: $GAPA_ONNX_LIBRARY, or beside this package; None if it is missing."""
+    """Where the native library is: $GAPA_ONNX_LIBRARY, or in gapa_onnx_runtime; None if it is missing."""
     named = os.environ.get(LIBRARY_VARIABLE)
     if named is not None:
         return Path(named) if named and Path(named).is_file() else None
-    suffix = {"win32": "gapa_onnx.dll", "darwin": "libgapa_onnx.dylib"}.get(sys.platform, "libgapa_onnx.so")
-    places = [Path(place) / suffix for place in PACKAGE_FOLDERS]  # an editable install has two
-    return next((place for place in places if place.is_file()), None)
+    try:
+        import gapa_onnx_runtime
+
+        return gapa_onnx_runtime.library_path()
+    except (ModuleNotFoundError, FileNotFoundError):  # a platform that it is not built for
+        return None
 
 
 def runtime_version() -> tuple[int, int]:

@@ -162,8 +162,14 @@ std::string refusal(const char* version) {
 }  // namespace
 }  // namespace gapa
 
-extern "C" __attribute__((visibility("default"))) gapa::ort::Status* RegisterCustomOps(
-    gapa::ort::SessionOptions* options, const gapa::ort::ApiBase* base) {
+#if defined(_WIN32)
+#define GAPA_EXPORTED __declspec(dllexport)
+#else
+#define GAPA_EXPORTED __attribute__((visibility("default")))
+#endif
+
+extern "C" GAPA_EXPORTED gapa::ort::Status* RegisterCustomOps(gapa::ort::SessionOptions* options,
+                                                              const gapa::ort::ApiBase* base) {
   using namespace gapa;
   const ort::Api* first_api = base->GetApi(1);  // enough to create a status in any release
   return guarded(first_api, "gapa-onnx", [&] {

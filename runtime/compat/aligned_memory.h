@@ -1,0 +1,14 @@
+// Included before everything else in what uses FAISS on Windows, which has no posix_memalign.
+#pragma once
+
+#include <errno.h>
+#include <faiss/impl/platform_macros.h>
+#include <malloc.h>
+
+#undef posix_memalign_free
+#define posix_memalign_free _aligned_free
+
+inline int posix_memalign(void** to, size_t alignment, size_t size) {
+  *to = _aligned_malloc(size, alignment);
+  return *to != nullptr ? 0 : ENOMEM;
+}
