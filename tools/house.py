@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "gapa_onnx"
+NATIVE = "gapa_onnx_runtime"  # of the same project: it tells where the native library lies
 
 #: The names of the package itself: `gapa_onnx/__init__.py`.
 FRONT_DOOR = "front door"
@@ -122,7 +123,7 @@ def third_party(module: Module) -> set[str]:
     for node, _ in _import_statements(module.tree, False):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
         found |= {name.split(".")[0] for name in names}
-    return found - {PACKAGE}
+    return found - {PACKAGE, NATIVE}
 
 
 def wrong_ways(found: Iterable[Import], order: Iterable[str] = tuple(ROOMS)) -> list[Import]:
