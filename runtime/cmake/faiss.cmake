@@ -45,5 +45,6 @@ add_library(eigen INTERFACE)
 target_include_directories(eigen SYSTEM INTERFACE ${eigen_SOURCE_DIR})
 
 if(WIN32)
-  target_compile_options(faiss PUBLIC -include ${CMAKE_CURRENT_SOURCE_DIR}/compat/aligned_memory.h)
+  target_compile_options(faiss PUBLIC "SHELL:-include faiss/impl/platform_macros.h"
+    "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/compat/aligned_memory.h")
 endif()

@@ -1,8 +1,8 @@
-// Included before everything else in what uses FAISS on Windows, which has no posix_memalign.
+// On Windows, which has no posix_memalign: included before all else in what uses FAISS, behind the
+// header of it that names the function to free with.
 #pragma once
 
 #include <errno.h>
-#include <faiss/impl/platform_macros.h>
 #include <malloc.h>
 
 #undef posix_memalign_free
