@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 DEBIAN := g++ cmake libfaiss-dev libeigen3-dev python3-venv
 # for the test of the report, which is skipped where there is no browser
 BROWSER := chromium chromium-driver
-SOURCES := pyproject.toml $(shell find clients -type f) $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.css' -o -name 'CMakeLists.txt' -o -name '*.map')
+SOURCES := pyproject.toml $(shell find clients -type f) $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.css' -o -name 'CMakeLists.txt' -o -name '*.cmake' -o -name '*.map')
 NATIVE := $(shell find runtime -name '*.cc' -o -name '*.h' -o -name '*.inc')
 
-.PHONY: demo test nightly soak lint format house bench figures clean
+.PHONY: demo test nightly soak lint format house bench figures pins clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo.py
@@ -71,9 +71,17 @@ $(VENV)/.browser: $(VENV)/.system
 	$(call install,$(BROWSER))
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.system $(SOURCES)
+# what checks and builds is pinned by hashes; the rest is as new as a user would get it
+$(VENV)/.installed: $(VENV)/.system $(SOURCES) .ci/tools.txt
+	$(BIN)/pip install -q --require-hashes -r .ci/tools.txt
 	$(BIN)/pip install -q ".[test,lint]"
 	@touch $@
+
+# .ci/tools.txt: the newest releases of what .ci/tools.in names, for every platform, with their hashes
+pins: $(VENV)/.system
+	$(BIN)/pip install -q uv
+	$(BIN)/uv pip compile -q --universal --python-version 3.10 --upgrade --generate-hashes --no-header --no-annotate \
+	  .ci/tools.in -o .ci/tools.txt
 
 clean:
 	rm -rf $(VENV) build dist demo-output

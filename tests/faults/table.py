@@ -25,27 +25,26 @@ def main() -> int:
         for name in ("materials", "work"):
             (running.scratch / name).mkdir()
         bench = Bench(running, materials(running, running.scratch / "materials"), running.scratch / "work")
-        for command in COMMANDS:
+        for command in sorted(COMMANDS, key=lambda command: command.slow):
             campaign(bench, command, disk, long=True)
-            print(
-                command.name,
-                sum(count for key, count in bench.counted.items() if key[0] == command.name),
-                flush=True,
-            )
+            _write(bench, disk is not None)
+            print(command.name, bench.counted.total(), flush=True)
+    return 0
+
+
+def _write(bench: Bench, disk: bool) -> None:
+    """What has been counted so far."""
     rows: Counter[tuple[str, str, str]] = Counter()
-    for (_, fault, end, found), count in bench.counted.items():
+    commands: Counter[str] = Counter()
+    for (name, fault, end, found), count in bench.counted.items():
         rows[fault, end, found] += count
+        commands[name] += count
     lines = [
         {"fault": fault, "end": end, "there": found, "count": count}
         for (fault, end, found), count in sorted(rows.items())
     ]
-    commands = {
-        command.name: sum(n for key, n in bench.counted.items() if key[0] == command.name)
-        for command in COMMANDS
-    }
-    told = {"gapa_onnx": gapa_onnx.__version__, "disk": disk is not None, "commands": commands, "rows": lines}
+    told = {"gapa_onnx": gapa_onnx.__version__, "disk": disk, "commands": commands, "rows": lines}
     TO.write_text(json.dumps(told, indent=1) + "\n")
-    return 0
 
 
 if __name__ == "__main__":
