@@ -1,5 +1,5 @@
 # What is linked into the library: its versions, found here, and its licences. This is the one list; every build that
-# includes this file after FAISS and Eigen have been found leaves build/…/gapa-onnx.cdx.json, a CycloneDX document of it
+# includes this file after FAISS and Eigen have been found leaves build/…/gapa-onnx-runtime.cdx.json, a CycloneDX document of it
 # without dates, the same for the same build. The texts of the licences are in licences/, and pyproject.toml names them.
 set(GAPA_COMPONENTS)
 
@@ -58,7 +58,7 @@ endif()
 
 file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/../pyproject.toml ours REGEX "^version = ")
 string(REGEX REPLACE "^version = \"(.*)\"$" "\\1" ours "${ours}")
-set(root "pkg:pypi/gapa-onnx@${ours}")
+set(root "pkg:pypi/gapa-onnx-runtime@${ours}")
 set(components)
 set(references)
 foreach(name ${GAPA_COMPONENTS})
@@ -77,14 +77,14 @@ list(JOIN components ",\n" components)
 list(JOIN references ", " references)
 string(UUID serial NAMESPACE 6ba7b811-9dad-11d1-80b4-00c04fd430c8 NAME "${root} ${CMAKE_SYSTEM_NAME} \
 ${CMAKE_SYSTEM_PROCESSOR} ${components}" TYPE SHA1)
-file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/gapa-onnx.cdx.json "{
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/gapa-onnx-runtime.cdx.json "{
   \"bomFormat\": \"CycloneDX\",
   \"specVersion\": \"1.6\",
   \"serialNumber\": \"urn:uuid:${serial}\",
   \"version\": 1,
   \"metadata\": {
     \"lifecycles\": [{\"phase\": \"build\"}],
-    \"component\": {\"type\": \"library\", \"bom-ref\": \"${root}\", \"name\": \"gapa-onnx\", \"version\": \"${ours}\", \
+    \"component\": {\"type\": \"library\", \"bom-ref\": \"${root}\", \"name\": \"gapa-onnx-runtime\", \"version\": \"${ours}\", \
 \"purl\": \"${root}\", \"licenses\": [{\"license\": {\"id\": \"Apache-2.0\"}}]}
   },
   \"components\": [
@@ -94,5 +94,5 @@ ${components}
 }
 ")
 if(SKBUILD_METADATA_DIR)  # of the wheel that is being built
-  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/gapa-onnx.cdx.json DESTINATION ${SKBUILD_METADATA_DIR}/sboms)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/gapa-onnx-runtime.cdx.json DESTINATION ${SKBUILD_METADATA_DIR}/sboms)
 endif()

@@ -39,7 +39,7 @@ def installed(name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def bill() -> dict[str, Any]:
-    found = installed("gapa-onnx.cdx.json")
+    found = installed("gapa-onnx-runtime.cdx.json")
     assert found.parent.name == "sboms" and found.parent.parent.name.endswith(".dist-info")
     return json.loads(found.read_text())
 
@@ -52,7 +52,7 @@ def linked(bill: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_the_bill_is_of_this_wheel(bill: dict[str, Any]) -> None:
     assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)
     root = bill["metadata"]["component"]
-    assert (root["name"], root["version"]) == ("gapa-onnx", DISTRIBUTION.version)
+    assert (root["name"], root["version"]) == ("gapa-onnx-runtime", DISTRIBUTION.version)
     (depends,) = bill["dependencies"]
     assert depends["ref"] == root["bom-ref"]
     assert depends["dependsOn"] == [component["bom-ref"] for component in bill["components"]]
@@ -97,7 +97,7 @@ def test_the_bill_follows_the_schema() -> None:
         "print(JsonStrictValidator(SchemaVersion.V1_6).validate_str(open(sys.argv[1]).read()))"
     )
     done = subprocess.run(
-        [python, "-c", program, installed("gapa-onnx.cdx.json")], capture_output=True, text=True
+        [python, "-c", program, installed("gapa-onnx-runtime.cdx.json")], capture_output=True, text=True
     )
     assert done.stdout.strip() == "None", done.stdout + done.stderr
 

@@ -17,9 +17,10 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyproject_metadata
@@ -33,6 +34,8 @@ else:
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "release"
 CORE, NATIVE = "gapa-onnx-core", "gapa-onnx-runtime"
+BILL = "gapa-onnx-runtime.cdx.json"  # written by runtime/components.cmake
+OURS_ALONE = {"license-files": ["LICENSE"]}  # of what has no library in it
 FLAVOURS = ("onnxruntime", "onnxruntime-gpu")
 
 
@@ -94,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     wheels = [core(), front()]
     for name in chosen.target or TARGETS:
-        wheels.append(runtime(TARGETS[name], build(name, TARGETS[name], chosen.jobs)))
+        wheels.append(runtime(TARGETS[name], *build(name, TARGETS[name], chosen.jobs)))
     written = [wheel_file.write(wheel, chosen.to, date) for wheel in wheels]
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(written)]
     (chosen.to / "SHA256SUMS").write_text("".join(sums))
@@ -105,8 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # --------------------------------------------------------------------- the native library
 
 
-def build(name: str, target: Target, jobs: int) -> bytes:
-    """The native library for a platform, from the sources of FAISS and Eigen too."""
+def build(name: str, target: Target, jobs: int) -> tuple[bytes, bytes]:
+    """The native library for a platform, from the sources of FAISS and Eigen too; and the bill of what is linked."""
     import ziglang
 
     folder = BUILD / name
@@ -124,13 +127,13 @@ def build(name: str, target: Target, jobs: int) -> bytes:
     cmake = str(programs / "cmake")
     run(cmake, "-G", "Ninja", "-S", str(ROOT / "runtime"), "-B", str(folder), *options)
     run(cmake, "--build", str(folder), "--target", "gapa_onnx", "--parallel", str(jobs))
-    return (folder / target.library).read_bytes()
+    return (folder / target.library).read_bytes(), (folder / BILL).read_bytes()
 
 
 # --------------------------------------------------------------------- the distributions
 
 
-def runtime(target: Target, library: bytes) -> wheel_file.Wheel:
+def runtime(target: Target, library: bytes, bill: bytes) -> wheel_file.Wheel:
     """gapa-onnx-runtime for one platform."""
     folder = "gapa_onnx_runtime"
     return wheel(
@@ -142,6 +145,7 @@ def runtime(target: Target, library: bytes) -> wheel_file.Wheel:
         },
         f"py3-none-{target.tag}",
         {**tracked({folder: f"runtime/{folder}"}), f"{folder}/{target.library}": library},
+        {BILL: bill},
     )
 
 
@@ -152,7 +156,7 @@ def core() -> wheel_file.Wheel:
     code = {place: folder for place, folder in packages.items() if not place.startswith("gapa_onnx_runtime")}
     version, others = whole["project"]["version"], requirements(flavours=False)
     native = [f"{NATIVE}=={version}; {target.marker}" for target in TARGETS.values() if target.run]
-    about = {**whole["project"], "name": CORE, "dependencies": others + native}
+    about = {**whole["project"], **OURS_ALONE, "name": CORE, "dependencies": others + native}
     return wheel(about, "py3-none-any", tracked(code))
 
 
@@ -162,6 +166,7 @@ def front() -> wheel_file.Wheel:
     version = project["version"]
     about = {
         **{key: value for key, value in project.items() if key != "scripts"},
+        **OURS_ALONE,
         "dependencies": [f"{CORE}=={version}", *requirements(flavours=True)],
         "optional-dependencies": {
             extra: [f"{CORE}[{extra}]=={version}"] for extra in project["optional-dependencies"]
@@ -170,7 +175,9 @@ def front() -> wheel_file.Wheel:
     return wheel(about, "py3-none-any", {})
 
 
-def wheel(about: dict[str, Any], tag: str, files: dict[str, bytes]) -> wheel_file.Wheel:
+def wheel(
+    about: dict[str, Any], tag: str, files: dict[str, bytes], boms: Mapping[str, bytes] = MappingProxyType({})
+) -> wheel_file.Wheel:
     """A wheel of files, described by a [project] table; what the table leaves out is as in pyproject.toml."""
     project = pyproject()["project"]
     table = {key: project[key] for key in ("version", "license", "license-files")}
@@ -184,6 +191,7 @@ def wheel(about: dict[str, Any], tag: str, files: dict[str, bytes]) -> wheel_fil
         files=files,
         scripts=table.get("scripts", {}),
         licenses={name: (ROOT / name).read_bytes() for name in table["license-files"]},
+        boms=boms,
     )
 
 

@@ -25,6 +25,7 @@ class Wheel:
     files: Mapping[str, bytes]  #: by the place where they are installed
     scripts: Mapping[str, str]  #: commands
     licenses: Mapping[str, bytes]
+    boms: Mapping[str, bytes]  #: what is linked into its libraries
 
     @property
     def stem(self) -> str:
@@ -66,6 +67,8 @@ def _described(wheel: Wheel) -> dict[str, bytes]:
         found[f"{info}/entry_points.txt"] = ("\n".join(["[console_scripts]", *lines]) + "\n").encode()
     for name, text in wheel.licenses.items():
         found[f"{info}/licenses/{name}"] = text
+    for name, text in wheel.boms.items():
+        found[f"{info}/sboms/{name}"] = text
     return found
 
 
