@@ -181,6 +181,108 @@ def calibration(path: Path) -> str:
     )
 
 
+def serving(path: Path) -> str:
+    """What came back from each server, and how fast."""
+    stacks = json.loads(path.read_text())
+    checks = [
+        [
+            f"{stack} {check['versions'][next(iter(check['versions']))]}",
+            check["clients"],
+            f"{check['requests']:,}",
+            check["unequal"],
+            check["failed"],
+            check["nan"],
+            f"HTTP {check['wrong_shape']}",
+            "empty answer" if check["empty"] == [[0], [0]] else check["empty"],
+        ]
+        for stack, check in ((name, parts["check"]) for name, parts in stacks.items() if "check" in parts)
+    ]
+    soaks = [
+        [
+            stack,
+            soak["minutes"],
+            f"{soak['requests']:,}",
+            soak["unequal"],
+            soak["failed"],
+            *(soak["resident_megabytes"][place] for place in (0, 4, 9)),
+        ]
+        for stack, soak in ((name, parts["soak"]) for name, parts in stacks.items() if "soak" in parts)
+    ]
+    speeds = [
+        [
+            stack,
+            kind,
+            *(" / ".join(str(lap[key]) for lap in speed[kind]) for key in ("per_second", "p50_ms", "p99_ms")),
+        ]
+        for stack, speed in ((name, parts["speed"]) for name, parts in stacks.items() if "speed" in parts)
+        for kind in ("source", "converted")
+    ]
+    return (
+        "The digit classifier in the packages of `gapa-onnx package`, each server in an environment of its own, clients on the same "
+        "machine. KServe runs the package of MLServer. Triton is that of nvidia-pytriton with its Python backend; the settings for its "
+        "onnxruntime backend, which that package does not have, agree with NVIDIA's schema and were not run. *Unequal*: answers in "
+        "which any bit of any output differs from a run of the same batch in a session of the server's onnxruntime. The machine was "
+        "busy with other work but for the last table.\n\n"
+        + table(
+            ["server", "clients", "requests", "unequal", "failed", "a NaN", "a wrong shape", "no row"], checks
+        )
+        + "\nSoak: memory of the server and all its processes after a tenth, a half and all of the time.\n\n"
+        + table(["server", "minutes", "requests", "unequal", "failed", "MB at 10%", "50%", "100%"], soaks)
+        + "\nSpeed: batches of 8 rows from 16 clients, source and converted in turns; two laps of each show how far one lap differs "
+        "from another. The converted model is asked for its prediction, p-value and flag.\n\n"
+        + table(["server", "model", "requests a second", "p50 ms", "p99 ms"], speeds)
+    )
+
+
+def drift(path: Path) -> str:
+    """False alarms of the drift test, and how soon it tells a change."""
+    found = json.loads(path.read_text())
+    alarms = [
+        [
+            name,
+            f"{one['table']:,}" + (f" of {one['of']:,}" if one["of"] != one["table"] else ""),
+            f"{one['streams']:,}",
+            f"{one['rows']:,}",
+            f"{one['alarms']} ({one['alarms'] / one['streams']:.2%})",
+            f"{one['fixed']} of {one['fixed_streams']} ({one['fixed'] / one['fixed_streams']:.0%})",
+        ]
+        for name, parts in found["scores"].items()
+        for one in parts["alarms"]
+    ]
+    delays = [
+        [
+            name,
+            f"{one['table']:,}",
+            f"{one['strange']:.0%}",
+            f"{one['first']:,}",
+            f"{one['told']} of {one['streams']}",
+            *(f"{one[key]:.0f}" for key in ("median", "high", "largest")),
+        ]
+        for name, parts in found["scores"].items()
+        for one in parts["delays"]
+    ]
+    return (
+        f"`gapa-onnx watch` at level {found['level']}. *MNIST*: scores of a classifier (784-128-10) on 60,000 images that it has not seen; tables and "
+        "streams are drawn from them without putting any back, clothes are what is strange. *Normal* and *in steps* (many equal scores): made, "
+        "strange rows are 4 higher. *Thinned*: a table as a file keeps it of more rows.\n\n"
+        + table(
+            [
+                "scores",
+                "table",
+                "streams",
+                "rows",
+                "false alarms",
+                "the same bets on ranks in the table alone",
+            ],
+            alarms,
+        )
+        + "\nRows from the change to the alarm, in streams that were told before their end.\n\n"
+        + table(
+            ["scores", "table", "strange", "from row", "told", "median", "nine of ten", "largest"], delays
+        )
+    )
+
+
 SECTIONS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
     ("Cost of converted networks", "speed.csv", "python benchmarks/speed.py --only ratios", ratios),
     ("Cost of the default, by many processes", "costs.csv", "python benchmarks/costs.py", default_costs),
@@ -194,6 +296,8 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
         "python benchmarks/native_kernel.py --only operators",
         operators,
     ),
+    ("Serving", "serving.json", "python benchmarks/serving/run.py", serving),
+    ("Whether the input has changed", "drift.json", "python benchmarks/drift.py", drift),
 )
 
 
