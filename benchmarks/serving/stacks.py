@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 SHIFT = 10_000  # all ports of a package are moved by so many, away from what else runs here
@@ -172,6 +173,8 @@ def with_source(stack: str, folder: Path, source: Path) -> None:
 def serving(stack: str, venv: Path, folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The server while it runs; it and what it has started are ended with it."""
     server = SERVERS[stack]
+    if _answers(server.url + server.ready):
+        raise SystemExit(f"something else answers at {server.url} already")
     with log.open("wb") as out:
         process = subprocess.Popen(
             server.command(venv, folder),
@@ -180,6 +183,8 @@ def serving(stack: str, venv: Path, folder: Path, log: Path) -> Iterator[subproc
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # else it would ignore what it is ended by, where this program has been started to do so
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         try:
             _wait(process, server.url + server.ready, log)
@@ -202,12 +207,18 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     while time.monotonic() < last:
         if process.poll() is not None:
             break
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.5)
+        if _answers(url):
+            return
+        time.sleep(0.5)
     raise SystemExit(f"{url} does not answer:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
 
 
 def family(pid: int) -> list[int]:
