@@ -10,6 +10,7 @@ import io
 import json
 import platform
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -123,7 +124,7 @@ def _filled(name: str, template: str, made: _Made) -> File:
             label=made.label,
             version=__version__,
             source=made.file.record.source.file or "a model in memory",
-            model=made.file.path.name,
+            model=shlex.quote(made.file.path.name),
             library=made.library,
             platform=f"{platform.system()} on {platform.machine()}",
             examples=" ".join(f"input{place}.npy" for place, _ in enumerate(_inputs(made.file))),
@@ -174,7 +175,7 @@ def _triton(made: _Made, backend: str) -> str:
         kind = "output" if port.is_output else "input"
         scalar = "" if port.shape else " reshape: { shape: [ ] }"
         datatype = "STRING" if port.datatype == "BYTES" else port.datatype
-        name = json.dumps(port.name)  # the text format's escapes are those of JSON
+        name = json.dumps(port.name, ensure_ascii=False)  # the escapes of protobuf's texts are JSON's
         lines.append(f"{kind} [ {{ name: {name} data_type: TYPE_{datatype} dims: [ {dims} ]{scalar} }} ]")
     if backend == "onnxruntime":
         lines += [
