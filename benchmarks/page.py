@@ -186,7 +186,7 @@ def serving(path: Path) -> str:
     stacks = json.loads(path.read_text())
     checks = [
         [
-            f"{stack} {check['versions'][next(iter(check['versions']))]}",
+            f"{stack} ({' '.join(next(iter(check['versions'].items())))})",
             check["clients"],
             f"{check['requests']:,}",
             check["unequal"],

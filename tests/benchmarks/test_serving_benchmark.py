@@ -75,7 +75,7 @@ def test_the_page_shows_what_was_found(load, tmp_path: Path):
         json.dumps({"ray": {"check": check, "soak": soak, "speed": speed}})
     )
     text = page.serving(tmp_path / "serving.json")
-    assert "| ray 2.0 | 16 | 10,000 | 0 | 0 | flagged | HTTP 400 | empty answer |" in text
+    assert "| ray (ray 2.0) | 16 | 10,000 | 0 | 0 | flagged | HTTP 400 | empty answer |" in text
     assert "| ray | 3 | 5 | 0 | 0 | 0 | 4 | 9 |" in text and "100.0 / 100.0" in text
 
     benchmark = importlib.import_module("drift")
