@@ -31,6 +31,7 @@ from gapa_onnx.sessions.runtime import session_options
 
 WEIGHTS_ENTRY = "session.optimized_model_external_initializers_file_name"
 LEAST_ENTRY = "session.optimized_model_external_initializers_min_size_in_bytes"
+UNPACKED_ENTRY = "session.disable_prepacking"
 MOST_NODES = 24  # computed again for one tensor
 
 CHEAP = {
@@ -135,6 +136,7 @@ def _left_by_optimiser(source: SourceModel) -> frozenset[str] | None:
         options = session_options()
         # Layouts for one kind of processor come after this level; they rename tensors but keep groups.
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.add_session_config_entry(UNPACKED_ENTRY, "1")  # it never runs, and packing copies the weights
         options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
         if any(map(is_outside, proto.graph.initializer)):  # they leave the file that onnxruntime writes too
             options.add_session_config_entry(WEIGHTS_ENTRY, "optimised.weights")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import os
 import subprocess
 import sys
 
@@ -189,6 +190,24 @@ def test_costs_are_ratios_beside_their_control(module, tmp_path):
     assert all(float(found[what]["file"]) > 0 for what in ("load", "prefill", "step"))
 
 
+def test_rounds_are_counted_together_until_the_file_is_made_anew(module, tmp_path, monkeypatch):
+    cost = module("cost")
+    source, file, feeds = (tmp_path / name for name in ("model.onnx", "converted.onnx", "feeds"))
+    file.touch()
+
+    def process(paths, threads, runs=None):
+        seconds = [1.1 if path == file else 1.0 for path in paths]
+        return {"load": 2 * seconds[0]} if runs is None else {"step": seconds[: len(paths) - 1]}
+
+    monkeypatch.setattr(cost, "_process", process)
+    found = [cost.rounds(source, file, feeds, 4, 1, {"step": 9}) for _ in range(2)][-1]
+    assert found["step"].T.tolist() == [[1.0, 1.0, 1.1]] * 8  # whatever order they were opened in
+    assert found["load"].T.tolist() == [[2.0, 2.0, 2.2]] * 8
+    later = file.with_name("rounds.json").stat().st_mtime + 1
+    os.utime(file, (later, later))
+    assert cost.rounds(source, file, feeds, 1, 1, {"step": 9})["step"].shape == (3, 1)
+
+
 def line(row: str, quantity: str = "mean", web: str = "0.7", **more: str) -> dict[str, str]:
     """A line of language.csv."""
     columns = ("place", "metric", "inducing", "m", "k", "rows", "chosen", "flagged")
@@ -241,10 +260,13 @@ def test_larger_models_are_told_by_a_line(module):
             "parameters": f"{n}e6",
             "tokens": "384",
             "peak_gb": str(0.5 + n / 250),
+            "own_gb": str(0.3 + n / 500),
+            "forward_own_gb": str(0.1 + n / 500),
             "seconds": "9",
         }
         | {"cpu": str(10 + n / 10), "forward": "1", "forward_cpu": str(1 + n / 50)}
         for n in (100, 200, 400)
     ]
     told = page.conversion(rows)
-    assert "3B: 13.3 GB and 265 CPU seconds" in told and "8B: 32.5 GB and 649 CPU seconds" in told
+    assert "3B: 6.7 GB of its own, where the source alone takes 6.5 GB (13.3 GB with what is mapped)" in told
+    assert "8B: 16.3 GB of its own" in told and "265 CPU seconds" in told and "649 CPU seconds" in told

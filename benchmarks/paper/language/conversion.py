@@ -6,8 +6,8 @@
 DATA is a .npz with the model's inputs, or text.
 
 Prints one line for each step: seconds and CPU seconds, and the highest resident memory while it ran (of which `own` is not mapped from
-a file); then what the process had at most. `forward` is the time of the source model on the same rows, in the same
-batches, after the conversion: what no conversion can do without. `--keep` adds a line of that name to results/language_conversion.csv.
+a file); then what the process had at most. `forward` is the source model on the same rows, in the same
+batches, after the conversion: what no conversion can do without, in time and in memory. `--keep` adds a line of that name to results/language_conversion.csv.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ def told(figures: dict[str, Any]) -> Iterator[str]:
         yield f"{step:10} {found['seconds']:8.1f} s {found['cpu']:8.1f} CPU s   {whole:5.2f} GB, own {own:5.2f}"
     whole = f"{figures['peak'] / 1e9:5.2f} GB, {figures['rows']} rows, {figures['batch']} at a time"
     yield f"{'all':10} {figures['seconds']:8.1f} s {figures['cpu']:8.1f} CPU s   {whole}"
-    yield f"{'forward':10} {figures['forward']:8.1f} s {figures['forward_cpu']:8.1f} CPU s   of as many rows"
+    whole, own = (size / 1e9 for size in figures["forward_peak"])
+    memory = f"{whole:5.2f} GB, own {own:5.2f}"
+    yield f"{'forward':10} {figures['forward']:8.1f} s {figures['forward_cpu']:8.1f} CPU s   {memory}"
     yield from figures["failed"]
 
 
@@ -157,7 +159,9 @@ def keep(name: str, model: Path, tokens: int, figures: dict[str, Any]) -> None:
     from lines import Lines, machine
 
     line: dict[str, Any] = {"form": name, "tokens": tokens, "parameters": parameters(model)}
-    line |= {"peak_gb": round(figures["peak"] / 1e9, 3)}
+    own = max(step["peak"][1] for step in figures["steps"].values())
+    memory = {"peak_gb": figures["peak"], "own_gb": own, "forward_own_gb": figures["forward_peak"][1]}
+    line |= {what: round(size / 1e9, 3) for what, size in memory.items()}
     line |= {what: round(figures[what], 1) for what in ("seconds", "cpu", "forward", "forward_cpu")}
     Lines(HERE.parent / "results" / "language_conversion.csv", ("form", "tokens"), fresh=False).add(
         line | machine()
@@ -191,7 +195,10 @@ def main() -> None:
             choices[name] = text
     figures = measured(given.model, rows, given.out, **choices)
     read = list(figures.pop("fed").batches(figures["batch"]))
-    figures["forward"], figures["forward_cpu"] = forward_seconds(given.model, read)
+    with watching() as watch:
+        taken = watch.watched("forward", forward_seconds)(given.model, read)
+    figures["forward"], figures["forward_cpu"] = taken
+    figures["forward_peak"] = watch.peaks["forward"]
     if given.keep:
         keep(given.keep, given.model, sum(batch["input_ids"].size for batch in read), figures)
     if given.json:

@@ -1,18 +1,21 @@
 """What a converted decoder costs beside its source: 96 tokens at once, one token after 96, and the loading of a session.
 
-    python benchmarks/paper/language/cost.py [--cache DIR] [--only plain cached gqa int4] [--rounds N] [--threads N]
-                                             [--k 50] [--quick]
+    python benchmarks/paper/language/cost.py [--cache DIR] [--only plain cached gqa int4] [--rounds N] [--threads N] [--fresh]
+                                             [--quick]
 
-For each form: processes of the source, of the source once more (the control) and of the converted file (FORM/converted.onnx, which
-`equality.py` makes) take turns, in another order each round. A process loads its session, warms up, and takes turns of its own
-between both kinds of runs; times are CPU seconds of all its threads, which do not go on while another process has the core,
-the median over its runs. All outputs of a file are asked for. Told are medians over rounds of
+For each form a round is a process that opens the source, the source once more (the control) and the converted file
+(FORM/converted.onnx, which `equality.py` makes), in another order each round, and lets them take turns at each run: what
+disturbs the machine hits all three alike, and what memory a session happens to get differs from round to round. Then each of
+them is opened in a process of its own, for what that takes. Times are CPU seconds of all threads, which do not go on while another
+process has the core; of a round the median over its runs. All outputs of a file are asked for. Told are medians over rounds of
 
     control    the source over itself, which must be within 0.02 of 1
     ratio      the file over the mean of both runs of the source, with a 95% interval by bootstrap over rounds
     load       the same for the seconds of opening a session, and its memory in MB: at most, and what stays
 
-Writes results/language_cost.csv. A figure is worth most on a machine that does nothing else. `--quick` is one round with a tiny decoder.
+Rounds are kept in FORM/rounds.json and counted together, until the file is made anew or `--fresh`: so they may be run in several
+parts. Writes results/language_cost.csv. A figure is worth most on a machine that does nothing else. `--quick` is one round
+with a tiny decoder.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +37,14 @@ sys.path[:1] = [str(HERE.parent), str(HERE.parents[1]), str(HERE.parents[2] / "t
 
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
+import onnxruntime as ort  # noqa: E402
 import packages  # noqa: E402
 from lines import Lines, machine, say  # noqa: E402
+from support.decoders import decoder, token_rows, with_empty_past  # noqa: E402
+
+import gapa_onnx  # noqa: E402
+from gapa_onnx.sessions.runtime import register, session_options  # noqa: E402
+from language.decoding import answered, prefill, step  # noqa: E402
 
 CONVERTED = "converted.onnx"
 FORMS = ("cached", "gqa", "int4", "plain")
@@ -47,35 +57,49 @@ KEY = ("form", "what")
 BOOTSTRAP = 4000
 
 
-# --------------------------------------------------------------------------- one process
+# -------------------------------------------------------------------------- processes
 
 
-def loaded(model: Path, feeds: Path, threads: int, runs: dict[str, int]) -> dict[str, float]:
-    """Figures of one model in this process."""
-    import onnxruntime as ort
+def loaded(model: Path, threads: int) -> dict[str, float]:
+    """What opening a model takes in this process."""
+    _options(threads)  # also loads our library, in the processes of the source too
+    before, start = _memory(), time.process_time()
+    held = _session(model, threads)
+    found = {"load": time.process_time() - start, "stays": _memory() - before, "most": _peak() - before}
+    del held  # not before its memory was read
+    return found
 
-    from gapa_onnx.sessions.runtime import register, session_options
 
+def in_turn(
+    models: Sequence[Path], feeds: Path, threads: int, runs: Mapping[str, int]
+) -> dict[str, list[float]]:
+    """The seconds of a run of each model, by kind of run."""
+    sessions = [_session(model, threads) for model in models]
+    names = [[output.name for output in session.get_outputs()] for session in sessions]
+    found = {}
+    for what, count in runs.items():
+        with np.load(feeds / f"{what}.npz") as held:
+            fed = {name: ort.OrtValue.ortvalue_from_numpy(held[name]) for name in held.files}
+        readings: list[list[float]] = [[] for _ in models]
+        for number in range(WARM_UP + count):
+            for turn in range(len(models)):
+                at = (number + turn) % len(models)
+                start = time.process_time()
+                sessions[at].run_with_ort_values(names[at], fed)
+                readings[at].append(time.process_time() - start)
+        found[what] = [statistics.median(seconds[WARM_UP:]) for seconds in readings]
+    return found
+
+
+def _session(model: Path, threads: int) -> ort.InferenceSession:
+    return ort.InferenceSession(str(model), _options(threads), providers=["CPUExecutionProvider"])
+
+
+def _options(threads: int) -> ort.SessionOptions:
     options = session_options(threads=threads)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    register(options)  # in the processes of the source too
-    before, start = _memory(), time.process_time()
-    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    found = {"load": time.process_time() - start}
-    found["stays"], found["most"] = _memory() - before, _peak() - before
-    names = [output.name for output in session.get_outputs()]
-    readings: dict[str, list[float]] = {what: [] for what in runs}
-    fed = {}
-    for what in runs:
-        with np.load(feeds / f"{what}.npz") as held:
-            fed[what] = {name: ort.OrtValue.ortvalue_from_numpy(held[name]) for name in held.files}
-    for number in range(WARM_UP + max(runs.values())):
-        for what, count in runs.items():
-            if number < WARM_UP + count:
-                start = time.process_time()
-                session.run_with_ort_values(names, fed[what])
-                readings[what].append(time.process_time() - start)
-    return found | {what: statistics.median(seconds[WARM_UP:]) for what, seconds in readings.items()}
+    register(options)
+    return options
 
 
 def _memory() -> float:
@@ -93,10 +117,6 @@ def _peak() -> float:
 
 def make_feeds(source: Path, folder: Path, vocabulary: int) -> None:
     """What both kinds of runs are fed; a step is fed the source's own keys and values."""
-    import onnxruntime as ort
-
-    from language.decoding import answered, prefill, step
-
     ids = np.random.default_rng(0).integers(0, vocabulary, (1, LENGTH))
     fed = prefill(source, ids)
     session = ort.InferenceSession(str(source), providers=["CPUExecutionProvider"])
@@ -110,20 +130,32 @@ def make_feeds(source: Path, folder: Path, vocabulary: int) -> None:
 def rounds(
     source: Path, file: Path, feeds: Path, count: int, threads: int, runs: dict[str, int]
 ) -> dict[str, np.ndarray]:
-    """Readings (3, count) of each figure: source, control, file."""
-    found: dict[str, list[list[float]]] = {}
+    """Readings (3, n) of each figure, of source, control and file: of so many rounds more than were kept."""
+    models = {"source": source, "control": source, "file": file}
+    kept = file.with_name("rounds.json")
+    held = (
+        json.loads(kept.read_text()) if kept.exists() and kept.stat().st_mtime > file.stat().st_mtime else []
+    )
     for number in range(count):
-        by_name: dict[str, dict[str, float]] = {}
-        for who in ORDERS[number % len(ORDERS)]:
-            model = file if who == "file" else source
-            command = [sys.executable, str(HERE / "cost.py"), "--worker", str(model), str(feeds)]
-            command += ["--threads", str(threads), "--runs", json.dumps(runs)]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            by_name[who] = json.loads(done.stdout.splitlines()[-1])
-        for what in by_name["file"]:
-            found.setdefault(what, []).append([by_name[who][what] for who in WHO])
+        order = ORDERS[len(held) % len(ORDERS)]
+        made = {
+            what: [seconds[order.index(who)] for who in WHO]
+            for what, seconds in _process([*(models[who] for who in order), feeds], threads, runs).items()
+        }
+        opened = {who: _process([models[who]], threads) for who in order}
+        made |= {what: [opened[who][what] for who in WHO] for what in opened["file"]}
+        held.append(made)
+        kept.write_text(json.dumps(held))
         say(f"  round {number + 1} of {count}")
-    return {what: np.array(readings).T for what, readings in found.items()}
+    return {what: np.array([one[what] for one in held]).T for what in held[0]}
+
+
+def _process(paths: Sequence[Path], threads: int, runs: Mapping[str, int] | None = None) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / "cost.py"), "--threads", str(threads), "--runs", json.dumps(runs)]
+    command += ["--worker", *map(str, paths)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def summary(readings: np.ndarray, seed: int = 0) -> dict[str, float]:
@@ -144,10 +176,6 @@ def summary(readings: np.ndarray, seed: int = 0) -> dict[str, float]:
 
 def quick(cache: Path) -> None:
     """A tiny decoder with a cache, and its file."""
-    from support.decoders import decoder, token_rows, with_empty_past
-
-    import gapa_onnx
-
     folder = cache / "cached"
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(decoder(cached=True), folder / "model.onnx")
@@ -163,11 +191,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--worker", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--worker", nargs="+", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--runs", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        print(json.dumps(loaded(*given.worker, given.threads, given.runs)))
+        *models, last = given.worker
+        found = in_turn(models, last, given.threads, given.runs) if models else loaded(last, given.threads)
+        print(json.dumps(found))
         return
     cache, forms, results = given.cache, given.only, HERE.parent / "results"
     count, runs, vocabulary = given.rounds, RUNS, 40_000
@@ -183,6 +214,8 @@ def main() -> None:
                 f"{form} is skipped: there is no {file}; python benchmarks/paper/language/equality.py --only {form}"
             )
             continue
+        if given.fresh or given.quick:
+            file.with_name("rounds.json").unlink(missing_ok=True)
         feeds = cache / form / "feeds"
         make_feeds(source, feeds, vocabulary)
         for what, readings in rounds(source, file, feeds, count, given.threads, runs).items():
@@ -192,7 +225,7 @@ def main() -> None:
                     "form": form,
                     "what": what,
                     "threads": given.threads,
-                    "rounds": count,
+                    "rounds": readings.shape[1],
                     **figures,
                     **machine(),
                 }

@@ -16,6 +16,7 @@ builders want a transformers 5, optimum-onnx 0.1 one of 4.57: `--builder` names 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,16 @@ def checkpoint(folder: Path) -> Path:
         model = AutoModelForCausalLM.from_pretrained(packed.parent, dtype=torch.float32, **where)
         model.save_pretrained(made)
         AutoTokenizer.from_pretrained(packed.parent, **where).save_pretrained(made)
+        put_right(made / "tokenizer.json")
     return made
+
+
+def put_right(path: Path) -> None:
+    """Let the decoder be the one that belongs to how text is taken apart: a GGUF file says nothing of it, what is put in
+    its place is of another kind of tokenizer, and onnxruntime-genai, which goes by the decoder, then knows no spaces."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    told["decoder"] = told["pre_tokenizer"]
+    path.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
 
 
 def plain(model: Any, path: Path) -> None:

@@ -15,6 +15,11 @@ FIGURES = {"points": "language_points.png", "layers": "language_layers.png"}
 SETS = {"web": "OpenWebText", "shuffled": "shuffled tokens", "readme": "READMEs", "code": "Python"}
 TEMPERATURE = "best temperature (oracle)"
 TOOL, DEFAULT = "tool", "seq_score"
+MEMORY = {
+    "peak_gb": "memory at most",
+    "own_gb": "own memory",
+    "forward_own_gb": "own memory of the source alone",
+}
 LARGER = {"3B": 3.2e9, "8B": 8.0e9}
 MARGIN, FLAGGED = 0.03, (0.03, 0.07)  # that were aimed at
 TOOL_ROWS = {
@@ -54,8 +59,8 @@ def section(rows: list[Row]) -> str:
     parts += [
         "Epistemic part of the entropy, mean over tokens, against OpenWebText. The place is the input of the head, or the "
         "block two thirds of the way; a share at a block acts on the head's input directly, where the tool's own sites "
-        "pass variance through the blocks. Sweeps read one token in three. k-means of 10,000 points sees 40,000 tokens, of "
-        "fewer points 20,000; random points are from all.\n",
+        "pass variance through the blocks. Sweeps read one token in three. k-means of 10,000 points sees 40,000 tokens, "
+        "out of a quarter of the sequences, of fewer points 20,000; random points are from all.\n",
         by_points(rows),
     ]
     parts += ["### Against the block\n", *_figure("layers", rows), by_layer(rows)]
@@ -243,10 +248,11 @@ def cost(rows: Sequence[Row]) -> str:
             target = TARGETS.get((row["what"], row["form"]))
             limit, met = (f"≤ {target}", float(row["high"]) <= target) if target else ("", True)
         lines.append([row["form"], named[row["what"]], *found, f"{limit}{'' if met else ' **not met**'}"])
-    threads = ", ".join(sorted({row["threads"] for row in rows}))
+    threads, rounds = (", ".join(sorted({row[what] for row in rows})) for what in ("threads", "rounds"))
     return (
-        f"CPU time, native, default settings, {threads} thread; processes of the source, of the source again (the control) and of the "
-        "converted file take turns (`benchmarks/paper/language/cost.py`).\n\n"
+        f"CPU time, native, default settings, {threads} thread. Source, source again (the control) and converted file take turns at each "
+        f"run of a process, whose medians make a round ({rounds} of them); each is opened in a process of its own "
+        "(`benchmarks/paper/language/cost.py`).\n\n"
         + table(["", "", "source", "converted", "ratio (95%)", "control", "aim"], lines)
     )
 
@@ -257,7 +263,7 @@ def conversion(rows: Sequence[Row]) -> str:
             row["form"],
             f"{float(row['parameters']) / 1e6:.0f} M",
             f"{int(row['tokens']):,}",
-            f"{float(row['peak_gb']):.2f} GB",
+            *(f"{float(row[what]):.2f} GB" if row[what] else "" for what in MEMORY),
             f"{float(row['seconds']):.0f} s",
             f"{float(row['cpu']):.0f} s",
             f"{float(row['forward_cpu']):.0f} s",
@@ -271,7 +277,7 @@ def conversion(rows: Sequence[Row]) -> str:
         "",
         "parameters",
         "tokens",
-        "memory at most",
+        *MEMORY.values(),
         "time",
         "CPU",
         "CPU of the forward passes",
@@ -279,8 +285,9 @@ def conversion(rows: Sequence[Row]) -> str:
     ]
     return (
         "`benchmarks/paper/language/conversion.py`; decoders with random weights by `slope.py`. The forward passes are those of the whole "
-        "source over the same tokens. Memory that is mapped from the weights' file is counted; the system takes it back when others "
-        "need it.\n\n" + table(header, lines) + _larger(rows)
+        "source over the same tokens. *Own memory* is no file's: what is mapped from the weights' files the system takes back when "
+        "others need it. The source alone has some of its own because onnxruntime packs the matrices of a session, which copies "
+        "them, and a conversion opens one session at a time.\n\n" + table(header, lines) + _larger(rows)
     )
 
 
@@ -294,11 +301,12 @@ def _larger(rows: Sequence[Row]) -> str:
     for name, count in LARGER.items():
         by_line = {
             what: float(np.polyval(np.polyfit(counts, [float(row[what]) for row in made], 1), count))
-            for what in ("peak_gb", "cpu", "forward_cpu")
+            for what in (*MEMORY, "cpu", "forward_cpu")
         }
         apart = by_line["cpu"] - by_line["forward_cpu"]
         told.append(
-            f"{name}: {by_line['peak_gb']:.1f} GB and {apart:.0f} CPU seconds beside the forward passes"
+            f"{name}: {by_line['own_gb']:.1f} GB of its own, where the source alone takes {by_line['forward_own_gb']:.1f} GB "
+            f"({by_line['peak_gb']:.1f} GB with what is mapped), and {apart:.0f} CPU seconds beside the forward passes"
         )
     return "\nBy a line through those with random weights, " + "; ".join(told) + ".\n"
 

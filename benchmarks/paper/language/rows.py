@@ -53,7 +53,7 @@ def choices(task: Task) -> Iterator[tuple[str, Choice]]:
         for place, inducing, m, k in itertools.product(
             (task.last, middle(task)), ("random", "kmeans"), sizes, neighbours
         )
-        if _affordable(inducing, m, k, place == task.last, most)
+        if m <= 10_000 or place == task.last and inducing == "random" and k == most
     ]
     for choice in sorted(made, key=lambda one: one.m * (one.inducing == "kmeans")):  # what takes longest last
         yield "points", choice
@@ -65,12 +65,6 @@ def choices(task: Task) -> Iterator[tuple[str, Choice]]:
 def _seen(inducing: str, m: int, rows: int) -> int:
     """How many calibration tokens points are chosen from: k-means of all of them takes hours."""
     return rows if inducing == "random" else min(rows, LARGE_ROWS if m >= 10_000 else SWEEP_ROWS)
-
-
-def _affordable(inducing: str, m: int, k: int, last: bool, most: int) -> bool:
-    if m < 10_000 or (m == 10_000 and inducing == "random"):
-        return True
-    return last and (m == 10_000 or inducing == "random" and k == most)
 
 
 def sweep(task: Task, lines: Lines, table: str) -> None:

@@ -1,6 +1,7 @@
 """The paper's language task on SmolLM2-135M-Instruct: WikiText-103 against OpenWebText, and wrong tokens.
 
-    python benchmarks/paper/language/run.py [--quick] [--data DIR] [--cache DIR] [--steps NAME …] [--sets NAME …] [--fresh]
+    python benchmarks/paper/language/run.py [--quick] [--data DIR] [--cache DIR] [--steps NAME …] [--sets NAME …]
+                                            [--sequences N] [--fresh]
 
     dump      one forward pass over all text; everything but `tool` is computed from what it leaves (`dump.py`)
     peers     source entropy and NLL, best temperature, last-layer Laplace, Mahalanobis, nearest neighbours
@@ -11,7 +12,8 @@
 
 All write to results/language.csv and results/language_tokens.csv line by line; what is there is not run again. AUROCs are
 those of sequence scores, held-out WikiText against another set (`texts.py`): a column for each set and one for its
-standard error (`judging.py`). `--sets` leaves sets out, so that what is chosen can be chosen without OpenWebText.
+standard error (`judging.py`). `--sets` leaves sets out, so that what is chosen can be chosen without OpenWebText. `--sequences` is how many
+of the calibration text are looked at, at most, by all steps but `tool`.
 The model has to be there: `exports.py --only plain` makes it in the same cache. `--quick` is a minute with a
 tiny decoder and made-up tokens, and writes to a folder of the cache.
 """
@@ -90,6 +92,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--cache", type=Path, default=packages.cache_folder("language"))
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
     parser.add_argument("--sets", nargs="+", choices=(*OTHERS, WEB), default=(*OTHERS, WEB))
+    parser.add_argument("--sequences", type=int, default=COUNTS[CALIBRATION])
     parser.add_argument("--fresh", action="store_true")
     return parser
 
@@ -100,7 +103,8 @@ def _full(options: argparse.Namespace) -> tuple[Path, Path, dict[str, Sequences]
         raise packages.Missing(
             f"there is no {model}; make it: python benchmarks/paper/language/exports.py --only plain"
         )
-    return model, tokenizer, {name: sequences(name, tokenizer, n, options.data) for name, n in COUNTS.items()}
+    counts = COUNTS | {CALIBRATION: options.sequences}
+    return model, tokenizer, {name: sequences(name, tokenizer, n, options.data) for name, n in counts.items()}
 
 
 def _quick(cache: Path) -> tuple[Path, None, dict[str, Sequences]]:
