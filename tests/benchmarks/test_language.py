@@ -36,7 +36,8 @@ def test_a_conversion_is_measured_step_by_step(tmp_path, monkeypatch):
     assert figures["rows"] == 24
     read = list(figures.pop("fed").batches(figures["batch"]))
     assert sum(len(batch["input_ids"]) for batch in read) == 24
-    figures["forward"], figures["forward_cpu"] = conversion.forward_seconds(path, read)
+    figures |= conversion.forward(path, read)
+    assert 0 < figures["forward_peak"][1] < figures["forward_peak"][0]
     lines = list(conversion.told(figures))
     assert [line.split()[0] for line in lines] == [*conversion.STEPS, "all", "forward"]
     assert conversion.compiler.load.__name__ == "load"  # nothing is watched any more

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 
 import gapa_onnx
 from gapa_onnx import compiler
@@ -102,15 +103,21 @@ def watching() -> Iterator[Watch]:
             setattr(compiler, name, function)
 
 
-def forward_seconds(model: Path, batches: Sequence[Mapping[str, np.ndarray]]) -> tuple[float, float]:
-    """Seconds and CPU seconds that the source takes for all rows."""
-    import onnxruntime as ort
+def forward(model: Path, batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
+    """Seconds, CPU seconds and peaks of the memory that the source takes for all rows."""
+    with watching() as watch:
+        watch.watched("forward", _run)(model, batches)
+    return {
+        "forward": watch.seconds["forward"],
+        "forward_cpu": watch.cpu["forward"],
+        "forward_peak": watch.peaks["forward"],
+    }
 
+
+def _run(model: Path, batches: Sequence[Mapping[str, np.ndarray]]) -> None:
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    start, worked = time.perf_counter(), time.process_time()
     for batch in batches:
         session.run(None, dict(batch))
-    return time.perf_counter() - start, time.process_time() - worked
 
 
 def measured(model: Path, rows: Any, out: Path | None, **choices: Any) -> dict[str, Any]:
@@ -195,10 +202,7 @@ def main() -> None:
             choices[name] = text
     figures = measured(given.model, rows, given.out, **choices)
     read = list(figures.pop("fed").batches(figures["batch"]))
-    with watching() as watch:
-        taken = watch.watched("forward", forward_seconds)(given.model, read)
-    figures["forward"], figures["forward_cpu"] = taken
-    figures["forward_peak"] = watch.peaks["forward"]
+    figures |= forward(given.model, read)
     if given.keep:
         keep(given.keep, given.model, sum(batch["input_ids"].size for batch in read), figures)
     if given.json:
