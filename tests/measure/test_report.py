@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 import xml.dom.minidom
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.browser import opened
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 pytest.importorskip("PIL", reason="Pillow is not installed")
@@ -658,10 +658,6 @@ def test_drawing_libraries_are_loaded_only_for_drawing() -> None:
 
 # ---------------------------------------------------------------- a real browser
 
-OPTIONS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --hide-scrollbars"
-)
 #: figure -> its size, and the size of every drawing and image in it; 0 where it is not visible
 SHOWN = """
 const size = e => { const r = e.getBoundingClientRect(); return e.checkVisibility() ? [r.width, r.height] : [0, 0]; };
@@ -703,19 +699,8 @@ return out;"""
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    driver = shutil.which("chromedriver")
-    if not chromium or not driver:
-        pytest.skip("chromium and chromedriver are not installed (Debian: chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for option in (*OPTIONS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield opened
-    opened.quit()
+    with opened(tmp_path_factory.mktemp("profile")) as running:
+        yield running
 
 
 def show(browser, path: Path, width: int, scheme: str) -> None:
