@@ -84,7 +84,7 @@ def measure(network: str, rows: int, width: int) -> dict[str, Any]:
     collected = step("collect", collect, plan, data, settings)
     calibration = step("fit", fit, collected, settings)
     template = step("rewrite", rewrite, plan, calibration, settings)
-    numbers = step("settle", settle, template, calibration, data, settings)
+    numbers = step("settle", settle, template, calibration, settings)
     converted = step("emit", emit, template, numbers, calibration, settings)
     sample = itertools.islice(calibration.fed.batches(VERIFIED_ROWS), 1)
     checks = step("verify", verify, source.given, converted, sample)

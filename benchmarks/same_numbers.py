@@ -178,7 +178,7 @@ def new(folder: Path) -> None:
             data = open_data(calibration(one), source.inputs)
             fitted = calibrate(plan, data, settings)
             template = rewrite(plan, fitted, settings)
-            own = settle(template, fitted, data, settings)
+            own = settle(template, fitted, settings)
         except UserError as error:
             found[one["name"]] = {"refused": error.message}
             continue

@@ -15,6 +15,7 @@ from typing import Annotated, cast
 import typer
 
 from gapa_onnx.cli.bench import bench
+from gapa_onnx.cli.collect import collect
 from gapa_onnx.cli.console import report, trace, warnings_as_sentences
 from gapa_onnx.cli.convert import convert
 from gapa_onnx.cli.doctor import doctor
@@ -41,7 +42,19 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (convert, inspect, verify, run, evaluate, threshold, watch, package, bench, doctor):
+for command in (
+    convert,
+    collect,
+    inspect,
+    verify,
+    run,
+    evaluate,
+    threshold,
+    watch,
+    package,
+    bench,
+    doctor,
+):
     app.command()(command)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import glob
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +19,7 @@ from gapa_onnx.settings import PAPER, Settings
 
 if TYPE_CHECKING:
     from gapa_onnx.compiler import Conversion
+    from gapa_onnx.fit.parts import Collected
 
 _Out = Annotated[
     Path | None,
@@ -28,8 +32,12 @@ _Out = Annotated[
 def convert(
     context: typer.Context,
     model: options.Model,
-    calib: options.Calib,
+    calib: options.CalibOrParts = None,
     *,
+    parts: options.Parts = None,
+    engine: options.Engine = "local",
+    address: options.Address = None,
+    workers: options.Workers = None,
     out: _Out = None,
     settings: Settings,
     held_out: options.HeldOut = None,
@@ -45,34 +53,96 @@ def convert(
     as_json: options.Json = False,
 ) -> int:
     """Give a trained model error bars; its predictions stay the same, bit for bit."""
-    from gapa_onnx import compiler
 
     if paper:
         _refuse_beside_paper(context)
     out = _output(model, out)
     quiet_runtime()
-    if dry_run:
+    data: str | Collected
+    if calib is None or parts is not None:
+        data = _collected(context, parts)
+    else:
+        data = calib
+    if dry_run and calib is not None:
         return _rehearse(model, calib, (held_out, targets, labels), out, settings, preparation, as_json)
+    run = _engine(engine, budget, address, workers)
     with progress_bar() as progress:
-        conversion = compiler.convert(
+        conversion = run(
             model,
-            calib,
+            data,
             out,
             targets=targets,
             labels=labels,
             held_out=held_out,
             strange=strange,
-            budget=budget,
             allow_uncovered=allow_uncovered,
-            settings=settings,
+            settings=None if parts else settings,
             paper=paper,
-            images=preparation.images,
-            text=preparation.text,
+            images=None if parts else preparation.images,
+            text=None if parts else preparation.text,
             batch_size=batch_size,
             progress=progress,
         )
     say_if_portable()
-    return _show(conversion, calib, as_json)
+    return _show(conversion, calib or "PATH", as_json)
+
+
+def _engine(
+    name: str, budget: float | None, address: str | None, workers: int | None
+) -> Callable[..., Conversion]:
+    """Who converts."""
+    from gapa_onnx import compiler
+
+    if name == "local":
+        if address is not None or workers is not None:
+            raise UserError(
+                "--address and --workers are for a cluster", "add --engine ray, or leave them out"
+            )
+        return functools.partial(compiler.convert, budget=budget)
+    if name != "ray":
+        raise UserError(f"--engine {name} is not known", "choose local or ray")
+    if budget is not None:
+        raise UserError(
+            "--budget reads the data again for cheaper places, which --engine ray does not",
+            "leave out either of them",
+        )
+    from gapa_onnx import ray
+
+    return functools.partial(ray.convert, address=address, workers=workers)
+
+
+#: What may be given beside --parts, which hold all other options.
+_BESIDE_PARTS = {
+    "model",
+    "parts",
+    "out",
+    "held_out",
+    "labels",
+    "targets",
+    "strange",
+    "allow_uncovered",
+    "as_json",
+}
+
+
+def _collected(context: typer.Context, parts: str | None) -> Collected:
+    """The parts in all files that a pattern names; nothing that they hold may be given beside them."""
+    from gapa_onnx.fit.parts import Collected
+
+    if parts is None:
+        raise UserError("no data are given", "give --calib PATH, or --parts 'part*.npz'")
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    beside = [flag(name) for name in given if name not in _BESIDE_PARTS]
+    if beside:
+        raise UserError(
+            f"--parts hold what they were collected with, and {beside[0]} is given beside them",
+            f"give {beside[0]} to `gapa-onnx collect`, for all parts",
+        )
+    files = sorted(glob.glob(parts))
+    if not files:
+        raise UserError(f"no file is named {parts}", "write parts with `gapa-onnx collect`")
+    return Collected.merge(Collected.load(file) for file in files)
 
 
 def _refuse_beside_paper(context: typer.Context) -> None:

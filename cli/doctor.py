@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import onnx
 
 TOLERANCE = 1e-4  # relative, as in `verify`
-_CPU_FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
 
 @dataclass(frozen=True)
@@ -86,16 +85,10 @@ def _providers() -> Finding:
 
 
 def _cpu() -> Finding:
-    text = platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        fields: dict[str, str] = {}
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            fields.setdefault(name.strip(), value.strip())
-        flags = (fields.get("flags") or fields.get("Features") or "").split()
-        features = [feature for feature in _CPU_FEATURES if feature in flags]
-        text = ", ".join(part for part in (text, fields.get("model name", ""), " ".join(features)) if part)
+    from gapa_onnx.sessions.processor import features, model_name
+
+    parts = (platform.machine(), model_name(), " ".join(features()))
+    text = ", ".join(part for part in parts if part)
     return Finding("cpu", None, f"{text}, {os.cpu_count()} threads")
 
 

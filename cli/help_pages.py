@@ -16,6 +16,7 @@ import typer
 
 COMMANDS = (
     "convert",
+    "collect",
     "inspect",
     "verify",
     "run",

@@ -53,6 +53,50 @@ Calib = Annotated[
         "--calib", metavar="PATH", help=f"Data like those of the training: {_DATA_FORMS}.", show_default=False
     ),
 ]
+CalibOrParts = Annotated[
+    str | None,
+    typer.Option(
+        "--calib",
+        metavar="PATH",
+        help=f"Data like those of the training: {_DATA_FORMS}. This, or --parts.",
+        show_default=False,
+    ),
+]
+Parts = Annotated[
+    str | None,
+    typer.Option(
+        "--parts",
+        metavar="'PART*.npz'",
+        help="What `gapa-onnx collect` has left of the data, all of it, in place of --calib; the parts hold all other "
+        "options, but for --held-out with its --labels and --targets, and --strange.",
+        show_default=False,
+    ),
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine", metavar="local|ray", help="Who reads --calib: this process, or workers of a Ray cluster."
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Of the Ray cluster; one that runs here, or a new one on this machine, unless given.",
+        show_default=False,
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        help="How many shards Ray reads at a time, each on one core; as many as it has cores unless given.",
+        min=1,
+        show_default=False,
+    ),
+]
 Data = Annotated[
     str,
     typer.Option(

@@ -15,9 +15,10 @@ from gapa_onnx.errors import of_a_missing_runtime
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gapa_onnx.compiler import Conversion, convert
+    from gapa_onnx.compiler import Conversion, collect, convert
     from gapa_onnx.data import ImageOptions, TextOptions
     from gapa_onnx.errors import UserError
+    from gapa_onnx.fit.parts import Collected
     from gapa_onnx.measure.evaluation.evaluate import evaluate
     from gapa_onnx.measure.evaluation.report import write_figures, write_report
     from gapa_onnx.measure.evaluation.result import Evaluation
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from gapa_onnx.settle.thresholds import Threshold, set_threshold, thresholds
 
 _HOME = {
+    "Collected": "fit.parts",
     "Conversion": "compiler",
+    "collect": "compiler",
     "convert": "compiler",
     "ImageOptions": "data",
     "TextOptions": "data",
@@ -49,6 +52,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Collected",
     "Conversion",
     "Evaluation",
     "ImageOptions",
@@ -57,6 +61,7 @@ __all__ = [
     "TextOptions",
     "Threshold",
     "UserError",
+    "collect",
     "convert",
     "evaluate",
     "library_path",

@@ -38,7 +38,10 @@ from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
 from gapa_onnx.errors import UserError
 from gapa_onnx.files import writable
-from gapa_onnx.fit.calibrate import Calibration, calibrate
+from gapa_onnx.fit.calibrate import Calibration, fit
+from gapa_onnx.fit.collect import Known, Pass, Shard, material, read
+from gapa_onnx.fit.kept_rows import Purpose
+from gapa_onnx.fit.parts import Collected, part_of, restored
 from gapa_onnx.measure.budget import within_budget
 from gapa_onnx.measure.coverage import Coverage
 from gapa_onnx.measure.verify import Check, verify
@@ -101,7 +104,7 @@ def convert(
     ----------
     model: path of an ONNX file, or a ModelProto.
     calib: data like those that the model was trained on: a path (folder, .npy, .npz, .csv, .parquet, .txt, .jsonl,
-        `loader.py:function`), a dict of arrays, an iterable of dicts, or an onnxruntime CalibrationDataReader.
+        `loader.py:function`), a dict of arrays, an iterable of dicts, a CalibrationDataReader; or what `collect` has left.
     out: where to write; None writes nothing.
     targets: for regression, the true values of the held-out rows, or of the calibration rows where there are none: they
         set the scale of the variance, teach the noise head and count the intervals. NaN for rows that were fitted to.
@@ -119,23 +122,133 @@ def convert(
     -------
     >>> gapa_onnx.convert("model.onnx", {"x": x_train}, "model.gapa.onnx")
     """
-    settings = _settings(settings, paper, choices)
-    path = None if out is None else writable(Path(out))
-    source = load(model)
+    path, source = None if out is None else writable(Path(out)), load(model)
     _require_another_file(source, path)
-    plan = analyse(source, settings)
-    require_convertible(plan, settings)
     prepared = prepared_for_calibration(images, text)
-    data = open_calibration(calib, source, prepared, batch_size)
-    data, held = known_rows(plan, data, settings, (held_out, targets, labels), prepared, batch_size)
-    others = None if strange is None else _strange_rows(strange, data, prepared)
-    settings, plan, calibration, spent = _calibrated(plan, data, settings, budget, progress, others)
+    truth = held_out, targets, labels
+    if isinstance(calib, Collected):
+        _refuse_beside_parts(budget, settings, paper, choices, images, text, batch_size)
+        start = _from_parts(source, calib, truth, prepared)
+    else:
+        start = _opened(source, calib, _settings(settings, paper, choices), truth, prepared, batch_size)
+    held, others = start.held, None if strange is None else _strange_rows(strange, start.data, prepared)
+    settings, plan, calibration, spent = _calibrated(start, budget, progress, others)
     template = rewrite(plan, calibration, settings, **_known(held))
-    numbers = settle(template, calibration, data, settings, held, progress)
+    numbers = settle(template, calibration, settings, held, progress)
     converted = emit(template, numbers, calibration, settings, spent, held)
     checks = _verified(source, converted, calibration, allow_uncovered, progress)
     _seal(converted, checks)
     return Conversion(converted, _written(converted, path, checks), plan, calibration, numbers, checks)
+
+
+def collect(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    calib: Any,
+    *,
+    shard: str | Shard | tuple[int, int] = "1/1",
+    held_out: bool = False,
+    targets: Any = None,
+    labels: Any = None,
+    settings: Settings | None = None,
+    paper: bool = False,
+    images: ImageOptions | None = None,
+    text: TextOptions | None = None,
+    batch_size: int | None = None,
+    threads: int = 0,
+    progress: Progress = silent,
+    **choices: Any,
+) -> Collected:
+    """Read one shard of the calibration data; of all shards together, on however many machines, `convert` makes the file
+    that it makes of the data, byte for byte.
+
+    Parameters
+    ----------
+    shard: which of how many parts of the data is read, "1/8" to "8/8".
+    held_out: whether rows will be held out when the file is converted. Targets and labels are then those of these rows,
+        and given there; here they are those of the calibration rows, of all of them.
+    threads: that the model runs on; 0 for all cores. They change no byte.
+
+    All others are as in `convert`.
+    """
+    settings = _settings(settings, paper, choices)
+    one = Shard.of(shard) if isinstance(shard, str) else shard if isinstance(shard, Shard) else Shard(*shard)
+    if held_out and not (targets is None and labels is None):
+        raise UserError(
+            "with `held_out`, `targets` and `labels` are those of held-out rows",
+            "give them to `convert`, beside the rows",
+        )
+    source = load(model)
+    given = None if held_out else (None, targets, labels)
+    prepared = prepared_for_calibration(images, text)
+    start = _opened(source, calib, settings, given, prepared, batch_size)
+    found = read(start.plan, start.data, settings, progress, truth_of(start.held), one, threads)
+    return part_of(found, start.plan, settings, start.held, held_out, one)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What is known before anything is fitted."""
+
+    settings: Settings
+    plan: Plan
+    data: DataSource
+    held: HeldOut | None  #: the rows that promises rest on
+    found: Pass | None = None  #: where the data were read before
+
+
+def _opened(
+    source: SourceModel,
+    calib: Any,
+    settings: Settings,
+    given: tuple[Any, Any, Any] | None,
+    prepared: Preparation,
+    batch_size: int | None,
+) -> _Start:
+    """The data open; None is `given` where the rows that promises rest on come later."""
+    plan = analyse(source, settings)
+    require_convertible(plan, settings)
+    data = open_calibration(calib, source, prepared, batch_size)
+    if given is None:
+        return _Start(settings, plan, data, None)
+    return _Start(settings, plan, *known_rows(plan, data, settings, given, prepared, batch_size))
+
+
+def _from_parts(
+    source: SourceModel, parts: Collected, given: tuple[Any, Any, Any], prepared: Preparation
+) -> _Start:
+    """The data as they were collected."""
+    settings, (held_out, targets, labels) = parts.record.settings, given
+    plan = analyse(source, settings)
+    found, held = restored(parts, plan)
+    if (parts.record.held == "later") != (held_out is not None):
+        raise UserError(
+            "the parts were collected for a conversion with rows held out, and none are given"
+            if held_out is None
+            else "rows are held out, and the parts were not collected for that",
+            "give `held_out` to both `collect` and `convert`, or to none",
+        )
+    if held_out is not None:
+        _, held = known_rows(plan, found.fed.data, settings, given, prepared)
+    elif not (targets is None and labels is None):
+        raise UserError(
+            "the parts have the targets and labels that they were collected with",
+            "give those of the calibration rows to `collect`, or hold rows out",
+        )
+    return _Start(settings, plan, found.fed.data, held, found)
+
+
+def _refuse_beside_parts(budget: float | None, *choices: Any) -> None:
+    """Refuse what the parts say already, or what needs the data."""
+    if budget is not None:
+        raise UserError(
+            "`budget` reads the data again for cheaper places, and parts do not hold them",
+            "leave it out, or convert on one machine",
+        )
+    if any(choices):
+        raise UserError(
+            "parts hold the choices that they were collected with",
+            "give settings, images, text and batch size to `collect` alone",
+        )
 
 
 def prepared_for_calibration(images: ImageOptions | None, text: TextOptions | None) -> Preparation:
@@ -152,6 +265,14 @@ def open_calibration(
     if data.text is not None:
         data.text.require_a_sequence()
     return data
+
+
+def truth_of(held: HeldOut | None) -> Known | None:
+    """Which calibration rows are for what only rows with a truth are good for; None where none are."""
+    if held is None or held.exact:
+        return None
+    fitted = {Purpose.SCALING: held.fitting, Purpose.COUNTING: held.counting}
+    return fitted | {Purpose.NOISE: held.fitting} if held.targets else fitted
 
 
 def _known(held: HeldOut | None) -> dict[str, Any]:
@@ -190,7 +311,10 @@ def known_rows(
         return set_apart(data, settings.seed)
     rows, whose = data, "calibration"
     if held_out is not None:
-        rows, whose = open_data(held_out, plan.source.inputs, preparation, batch_size), "held-out"
+        rows, whose = (
+            open_data(held_out, plan.source.inputs, preparation, batch_size, data.remembered),
+            "held-out",
+        )
     numbers = {} if targets is None else read_targets(targets, plan.heads, rows, whose)
     classes = {} if labels is None else read_labels(labels, plan, rows, whose)
     require_labels(settings, plan, None if labels is None else classes)
@@ -201,23 +325,25 @@ def known_rows(
 
 def _strange_rows(strange: Any, data: DataSource, preparation: Preparation) -> DataSource:
     """The strange inputs, of which none may be a calibration row."""
-    others = open_data(strange, data.inputs, preparation, data.batch_size)
+    others = open_data(strange, data.inputs, preparation, data.batch_size, data.remembered)
     require_apart(others, data, "strange inputs", "give inputs that the model is not made for")
     return others
 
 
 def _calibrated(
-    plan: Plan,
-    data: DataSource,
-    settings: Settings,
-    budget: float | None,
-    progress: Progress,
-    strange: DataSource | None,
+    start: _Start, budget: float | None, progress: Progress, strange: DataSource | None
 ) -> tuple[Settings, Plan, Calibration, BudgetRecord | None]:
     """The fitted sites; with a budget, also the settings and the plan that keep it, and what that gave up."""
+    settings, plan, data, known = start.settings, start.plan, start.data, truth_of(start.held)
     if budget is None:
-        return settings, plan, calibrate(plan, data, settings, progress, strange), None
-    choice = within_budget(plan, data, settings, budget, progress, strange)
+        found = start.found or read(plan, data, settings, progress, known)
+        return (
+            settings,
+            plan,
+            fit(material(plan, found, settings, progress, strange), settings, progress),
+            None,
+        )
+    choice = within_budget(plan, data, settings, budget, progress, strange, known)
     return choice.settings, choice.plan, choice.calibration, choice.record
 
 

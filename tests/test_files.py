@@ -157,7 +157,7 @@ FOR_THEMSELVES = {
     "gapa_onnx.measure.profiling",
     "gapa_onnx.model.opening",
     "gapa_onnx.model.weights",
-    "gapa_onnx.settle.kept",
+    "gapa_onnx.fit.kept",
 }
 #: Those that write into a path that `files` gave them.
 GIVEN_A_PLACE = {"gapa_onnx.model.writing", "gapa_onnx.cli.answer_files", "gapa_onnx.packaging.folder"}

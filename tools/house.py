@@ -46,6 +46,7 @@ ROOMS = {
     "monitor": "metrics, and whether inputs have changed",
     "packaging": "folders that servers and runtimes take",
     "compiler": "the steps of a conversion, in order",
+    "ray": "the same with shards read by a cluster",
     FRONT_DOOR: "the names that users import",
     "cli": "the commands; alone in printing",
 }

@@ -98,7 +98,7 @@ class Fitted:
             open_data({inputs[0].name: rows}, inputs), data, **truth, errors=errors, seed=settings.seed
         )
         template = rewrite(plan, calibration, settings, held.targets, held.labels)
-        numbers = settle(template, calibration, data, settings, held)
+        numbers = settle(template, calibration, settings, held)
         return Answers(emit(template, numbers, calibration, settings, held=held))
 
 

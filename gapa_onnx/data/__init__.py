@@ -7,7 +7,7 @@ reader -> Bundle (named, lazily read arrays) -> Binding (names, shapes and rows 
 from gapa_onnx.data.batching import Batch
 from gapa_onnx.data.held_out import HeldOut, hold_out, require_apart, set_apart
 from gapa_onnx.data.remembered import Remembered, metadata, remembered
-from gapa_onnx.data.source import DataSource, open_data
+from gapa_onnx.data.source import DataSource, open_data, recalled
 from gapa_onnx.data.spec import ImageOptions, InputSpec, Preparation, TextOptions
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "hold_out",
     "metadata",
     "open_data",
+    "recalled",
     "remembered",
     "require_apart",
     "set_apart",

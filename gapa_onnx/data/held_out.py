@@ -128,7 +128,9 @@ def _fitting(rows: int, targets: Truth, labels: Truth, errors: bool) -> int:
 
 def row_digests(data: DataSource) -> Array:
     """A hash (rows,) of the bytes of every row, all inputs together; equal rows have equal ones."""
-    parts = [_batch_digests(batch) for batch in data.batches()]
+    if data.digests is not None:
+        return data.digests
+    parts = [batch_digests(batch) for batch in data.batches()]
     return np.concatenate(parts)
 
 
@@ -142,7 +144,8 @@ def _mixed(digests: Array, seed: int) -> Array:
     return found
 
 
-def _batch_digests(batch: Batch) -> Array:
+def batch_digests(batch: Batch) -> Array:
+    """The same of a batch."""
     names = [name for name in sorted(batch) if name not in batch.constants]
     if not names:  # one row, which has no batch axis
         return np.array([_digest(_content(batch[name]) for name in sorted(batch))], np.uint64)

@@ -14,7 +14,7 @@ import difflib
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from gapa_onnx.arrays import Array
 from gapa_onnx.data import images, text
 from gapa_onnx.data.batching import Batch, Batcher
 from gapa_onnx.data.binding import bind, bind_whole
@@ -62,6 +63,11 @@ class DataSource:
         self.batch_size = batch_size
         #: inputs that have held NaN, infinities or nothing at all in what was read so far, or are the same in every row
         self.unwatched: set[str] = set()
+        self.remembered = Remembered(
+            reader.images,
+            *((None, None) if reader.text is None else (reader.text.record, reader.text.tokenizer)),
+        )
+        self.digests: Array | None = None  #: of all rows, where these are not at hand
         self._reader = reader
 
     @cached_property
@@ -188,6 +194,24 @@ def open_data(
     return data
 
 
+def recalled(
+    batches: Sequence[tuple[int, Batch]],
+    inputs: Sequence[InputSpec],
+    remembered: Remembered,
+    description: str,
+    rows: int,
+    unwatched: Set[str] = frozenset(),
+    digests: Array | None = None,
+) -> DataSource:
+    """Data of which only some batches are at hand, and what was found of all of them when they were read."""
+    bundles = [bundle_of(batch, description) for _, batch in batches]
+    data = DataSource(
+        Reader(description, lambda: iter(bundles), count=lambda: rows, images=remembered.images), inputs
+    )
+    data.remembered, data.digests, data.unwatched = remembered, digests, set(unwatched)
+    return data
+
+
 def _differences(data: DataSource, before: Remembered) -> Iterator[str]:
     """What is not as it was when the file was calibrated, in sentences."""
     found = []
@@ -203,6 +227,8 @@ def _reader(
 ) -> Reader:
     if isinstance(source, (str, os.PathLike)):
         return _path_reader(os.fspath(source), inputs, options, recorded)
+    if isinstance(source, Reader):
+        return source
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
     if isinstance(source, Mapping):

@@ -63,8 +63,8 @@ def emit(
     if held is not None:
         record = replace(record, data=replace(record.data, held_out=_held_out_record(held)))
     attach(model, record)
-    if calibration.fed.data.text is not None:
-        _keep_tokenizer(model, calibration.fed.data.text.tokenizer)
+    if calibration.fed.data.remembered.tokenizer is not None:
+        _keep_tokenizer(model, calibration.fed.data.remembered.tokenizer)
     return model
 
 
@@ -192,8 +192,8 @@ def _record(
             head.output: _head_record(template, head, numbers, settings, operators)
             for head in template.plan.heads
         },
-        images=calibration.fed.data.images,
-        text=None if calibration.fed.data.text is None else calibration.fed.data.text.record,
+        images=calibration.fed.data.remembered.images,
+        text=calibration.fed.data.remembered.text,
         cuts=tuple(CutRecord(entry.node, entry.operator, entry.reason) for entry in template.cuts),
         budget=budget,
         states=template.plan.states,

@@ -26,8 +26,10 @@ from gapa_onnx.data import DataSource
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit import inducing, statistics
 from gapa_onnx.fit.choosing import USUAL, choose_geometry, metrics_for, metrics_of_positions
-from gapa_onnx.fit.collect import HELD_OUT_ROWS, Collected, Collector, InputSample, collect
+from gapa_onnx.fit.collect import Known, Material, collect
+from gapa_onnx.fit.collector import HELD_OUT_ROWS, Collector, InputSample
 from gapa_onnx.fit.geometry import Geometry, geometry_of, is_whitened
+from gapa_onnx.fit.kept_rows import KeptRows
 from gapa_onnx.fit.reader import QueryReader
 from gapa_onnx.op.approximation import rounding_error, share_error
 from gapa_onnx.op.body import ANY_SIZE_OPSET
@@ -130,6 +132,7 @@ class Calibration:
     dropped: int  #: query rows left out for a NaN or an infinity, at the site where they were most
     description: str
     reader: QueryReader = field(repr=False)  #: for rows that are looked at again
+    kept: KeptRows = field(repr=False)  #: these rows
     witnesses: tuple[SiteFit, ...] = ()  #: of places that pass no variance on
 
     @property
@@ -144,13 +147,15 @@ def calibrate(
     settings: Settings,
     progress: Progress = silent,
     strange: DataSource | None = None,
+    known: Known | None = None,
 ) -> Calibration:
-    """Run the source model over the data and fit each site and witness."""
-    return fit(collect(plan, data, settings, progress, strange), settings, progress)
+    """Run the source model over the data and fit each site and witness. `known` tells which rows are for what only those
+    with a truth are good for."""
+    return fit(collect(plan, data, settings, progress, strange, known), settings, progress)
 
 
 @one_thread()
-def fit(collected: Collected, settings: Settings, progress: Progress = silent) -> Calibration:
+def fit(material: Material, settings: Settings, progress: Progress = silent) -> Calibration:
     """Fit each site to what was collected.
 
     The settings may ask for another index, solver or storage than those it was collected with, and for fewer
@@ -158,36 +163,37 @@ def fit(collected: Collected, settings: Settings, progress: Progress = silent) -
     pass. Sites, metric, length scale and seed must be the same.
     """
     fits = []
-    sites = len(collected.collectors)
-    for number, collector in enumerate(collected.collectors):
+    sites = len(material.collectors)
+    for number, collector in enumerate(material.collectors):
 
         def report(what: str, done: float, name: str = collector.site.name, before: int = number) -> None:
             progress(f"{what} {name}", (before + done) / sites)
 
-        fits.append(_fit(collector, settings, collected, report))
+        fits.append(_fit(collector, settings, material, report))
     progress("fitting", 1.0)
-    dropped = max(collector.dropped for collector in collected.collectors)
-    sites = len(fits) - collected.witnesses
+    dropped = max(collector.dropped for collector in material.collectors)
+    sites = len(fits) - material.witnesses
     return Calibration(
         tuple(fits[:sites]),
-        collected.rows,
-        collected.fed,
+        material.rows,
+        material.fed,
         dropped,
-        collected.description,
-        collected.reader,
+        material.fed.description,
+        material.reader,
+        material.kept,
         tuple(fits[sites:]),
     )
 
 
-def _fit(collector: Collector, settings: Settings, collected: Collected, progress: Progress) -> SiteFit:
-    site, witness = collector.site, not collected.propagates(collector)
-    settings = settings.of_witness() if witness and collected.opset >= ANY_SIZE_OPSET else settings
+def _fit(collector: Collector, settings: Settings, material: Material, progress: Progress) -> SiteFit:
+    site, witness = collector.site, not material.propagates(collector)
+    settings = settings.of_witness() if witness and material.opset >= ANY_SIZE_OPSET else settings
     progress("fitting", 0.0)
     _require_rows(collector, settings)
     rows = collector.rows(settings)  # (n, d)
-    how, metrics = _geometry(collector, rows, settings, collected)
+    how, metrics = _geometry(collector, rows, settings, material)
     rows = how(rows)
-    length_scale = _length_scale(site, rows, settings, collected.inputs)
+    length_scale = _length_scale(site, rows, settings, material.inputs)
     pooled = site.layout is Layout.POOLED
     wanted = settings.points_for(rows.shape[1], site.many, site.chosen, witness, pooled)
     chosen = inducing.select(
@@ -210,7 +216,7 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
             f"give more varied data, or choose `k={len(points)}`",
         )
     held_out = _held_out(rows, settings.seed)
-    index = _build_index(points, rows, held_out, length_scale, settings, _search(collected, settings))
+    index = _build_index(points, rows, held_out, length_scale, settings, _search(material, settings))
     sizes = inducing.cluster_sizes(rows, index.points) if settings.inducing == "kmeans" else None
     jitter, k = settings.jitter, settings.k
     shares = _leave_one_out(index, storage, held_out, k, length_scale, jitter, sizes)
@@ -221,7 +227,7 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
         length_scale=length_scale,
         jitter=jitter,
         scale=_scale(settings, shares),
-        ceiling=CEILINGS["classes" if collected.classes else "values"],
+        ceiling=CEILINGS["classes" if material.classes else "values"],
         prior_var=_prior_var(collector),
         geometry=how,
         metrics=metrics,
@@ -232,22 +238,22 @@ def _fit(collector: Collector, settings: Settings, collected: Collected, progres
         storage=storage,
         storage_error=rounding_error(points, chosen, held_out, length_scale, jitter, k).max,
         rows=collector.seen,
-        single=collector.one_each(collected.rows),
+        single=collector.one_each(material.rows),
         by_position=collector.by_position,
         judged={_digest(row): float(share) for row, share in zip(held_out, shares)},
     )
 
 
 def _geometry(
-    collector: Collector, rows: Array, settings: Settings, collected: Collected
+    collector: Collector, rows: Array, settings: Settings, material: Material
 ) -> tuple[Geometry, dict[str, float]]:
     """How queries of a place are compared, and how well each geometry that was tried tells strange ones apart."""
     moments, site = collector.moments, collector.site
     asked = settings.metric_at(site.chosen)
     # How large an error of a number is follows distances; which class is in doubt follows what tells classes apart.
-    of_numbers = collected.propagates(collector) and not collected.classes
+    of_numbers = material.propagates(collector) and not material.classes
     if asked == "auto" and collector.by_position and not of_numbers:
-        passes = collected.propagates(collector)
+        passes = material.propagates(collector)
         (asked,) = metrics_of_positions(rows.shape[1], collector.seen, passes=passes)
     elif asked == "auto" and (of_numbers or not collector.chooses or collector.axes != 2):
         asked = "standardised" if site.standardised else USUAL
@@ -259,7 +265,7 @@ def _geometry(
     if asked != "auto":
         return made(asked), {}
     candidates = [made(metric) for metric in metrics_for(rows.shape[1], len(rows))]
-    return choose_geometry(candidates, rows, collected.strange_at(site), settings)
+    return choose_geometry(candidates, rows, material.strange_at(site), settings)
 
 
 def _as_stored(storage: Storage, chosen: Array) -> Array:
@@ -273,10 +279,10 @@ def _as_stored(storage: Storage, chosen: Array) -> Array:
     return rounded[inducing.distinct_rows(rounded)]
 
 
-def _search(collected: Collected, settings: Settings) -> str:
+def _search(material: Material, settings: Settings) -> str:
     """How neighbours are searched. Before opset 10 several lists need a function for their sizes, and there is one
     function for all sites: there all points are compared."""
-    several = len(collected.collectors) > 1 and collected.opset < ANY_SIZE_OPSET
+    several = len(material.collectors) > 1 and material.opset < ANY_SIZE_OPSET
     return "flat" if several and settings.index == "auto" else settings.index
 
 

@@ -1,6 +1,8 @@
 """The pass over the calibration data: what every site needs of them.
 
-Memory is bounded whatever the size of the data: moments are running sums, rows are sampled.
+Memory is bounded whatever the size of the data: moments are running sums, rows are sampled. The data come in stretches of
+whole batches, and what is kept of each depends on nothing outside of it (`streams`), so that several machines can read a
+shard each: `Pass.join` puts together what they found, and a pass on one machine is one shard.
 """
 
 from __future__ import annotations
@@ -12,41 +14,105 @@ import numpy as np
 
 from gapa_onnx.arrays import Array
 from gapa_onnx.data import Batch, DataSource
+from gapa_onnx.data.held_out import batch_digests
+from gapa_onnx.data.strange import strange_batches
 from gapa_onnx.errors import UserError
-from gapa_onnx.fit import statistics
-from gapa_onnx.fit.choosing import JUDGED, metrics_for, metrics_of_positions
-from gapa_onnx.fit.geometry import is_whitened
-from gapa_onnx.fit.kept_rows import KeptRows
+from gapa_onnx.fit.choosing import JUDGED
+from gapa_onnx.fit.collector import Collector, InputSample, unpadded
+from gapa_onnx.fit.kept_rows import ROWS, KeptRows, Purpose, is_fixed
 from gapa_onnx.fit.reader import QueryReader, query_reader
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.head import Task
 from gapa_onnx.plan.witnesses import any_has_positions
 from gapa_onnx.progress import Progress, silent
-from gapa_onnx.sessions.feeding import TENSORS_PER_OUTPUT, Feeding, feeding
+from gapa_onnx.sessions.feeding import TENSORS_PER_OUTPUT, Feeding, feeding, is_words
 from gapa_onnx.sessions.inference import row_count
 from gapa_onnx.settings import Settings
-from gapa_onnx.threads import one_thread
-from gapa_onnx.variance.masks import tensor_of, valid_queries
-from gapa_onnx.variance.sites import Layout, Site
+from gapa_onnx.variance.masks import tensor_of, valid_positions
+from gapa_onnx.variance.sites import Site
 
-SAMPLE_BYTES = 256 << 20  # rows kept for choosing inducing points, all sites together
-INPUT_SAMPLE_BYTES = 64 << 20  # rows kept for the median distance of the inputs
 FEWEST_CHOSEN = 20  # queries of candidates for each neighbour; as many points as a site has at least
-HELD_OUT_ROWS = 2000  # rows for leave-one-out shares and for the recall of an index
+STRETCH = 64  # rows at least that sums are kept of by themselves: merging them costs as much as some ten rows
+LOOKED_AT = 16  # rows of the first batch, which tell how many queries a row has, and how large it is
+MOST_QUERIES = 20_000  # of all sites together, for 2000 rows: each is a solve of K x K
+FEWEST_ROWS = 32  # where a row has very many queries
+FEWEST_IMAGES = 200  # of a detector, whose images have a score of their own
+MOST_STRANGE_BYTES = 64 << 20
+MOST_STRANGE_WORDS = 1 << 14  # of texts, which a model runs on once for each kind of strangeness
+
+Known = Mapping[
+    Purpose, Array
+]  #: which rows may be taken, (rows,) bool, for purposes that not every row is good for
 
 
 @dataclass(frozen=True)
-class Collected:
-    """What one pass over the data left of it: moments and row samples of every site."""
+class Shard:
+    """One of so many parts of the data, counted from 1."""
+
+    number: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise UserError(f"there is no shard {self}", "shards of eight are 1/8 to 8/8")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @classmethod
+    def of(cls, text: str) -> Shard:
+        """From `i/n`."""
+        number, slash, count = text.partition("/")
+        if not (slash and number.strip().isdigit() and count.strip().isdigit()):
+            raise UserError(f"{text!r} is no shard", "shards of eight are 1/8 to 8/8")
+        return cls(int(number), int(count))
+
+    def ends(self, rows: int) -> tuple[int, int]:
+        """The stretches that begin at the first of these rows, or behind it, and before the second are its own."""
+        return rows * (self.number - 1) // self.count, rows * self.number // self.count
+
+
+@dataclass
+class Pass:
+    """What is kept of the stretches that were read."""
+
+    collectors: tuple[Collector, ...]
+    inputs: InputSample | None
+    kept: KeptRows
+    rows: int  #: batch rows read
+    fed: Feeding
+    reader: QueryReader | None = None  #: that has read them, where it was here
+    digests: Array = field(default_factory=lambda: np.empty(0, np.uint64))  #: (rows,) where a shard was read
+
+    def begin(self, stretch: int) -> None:
+        for collector in self.collectors:
+            collector.begin(stretch)
+        self.kept.begin(stretch)
+        if self.inputs is not None:
+            self.inputs.begin(stretch)
+
+    def join(self, later: Pass) -> None:
+        """Take in what was found on the stretches that come next."""
+        for one, other in zip(self.collectors, later.collectors, strict=True):
+            one.join(other)
+        if self.inputs is not None and later.inputs is not None:
+            self.inputs.join(later.inputs)
+        self.kept.join(later.kept)
+        self.rows += later.rows
+
+
+@dataclass(frozen=True)
+class Material:
+    """What sites are fitted to: all that a pass has left, and queries of strange inputs."""
 
     collectors: tuple[Collector, ...] = field(repr=False)
     inputs: InputSample | None = field(repr=False)
     classes: bool  #: whether some output is a choice of classes
     rows: int  #: batch rows read
     fed: Feeding = field(repr=False)  #: how the model takes the data
-    description: str
     opset: int  #: of the model
     reader: QueryReader = field(repr=False)  #: for rows that are looked at again
+    kept: KeptRows = field(repr=False)  #: these rows
     witnesses: int = 0  #: how many of the collectors, the last ones, are for places that pass no variance on
     #: queries (n, d) of strange inputs by kind, for each place; empty where geometries are not to be chosen
     strange: Mapping[str, Mapping[str, Array]] = field(default_factory=dict, repr=False)
@@ -66,41 +132,94 @@ def collect(
     settings: Settings,
     progress: Progress = silent,
     strange: DataSource | None = None,
-) -> Collected:
+    known: Known | None = None,
+) -> Material:
     """The one pass over the data: the source model runs, and what the fit needs of its activations is kept.
 
     Which geometry is right at a place is found by `strange` inputs, or by some that are made of the data.
     """
+    return material(plan, read(plan, data, settings, progress, known), settings, progress, strange)
+
+
+def collectors_of(plan: Plan, settings: Settings) -> tuple[Collector, ...]:
+    """What nothing has been read for yet."""
     sequences = any_has_positions(plan.heads)
-    collectors = tuple(Collector(site, settings, len(plan.places), sequences) for site in plan.places)
+    return tuple(Collector(site, settings, len(plan.places), sequences) for site in plan.places)
+
+
+def read(
+    plan: Plan,
+    data: DataSource,
+    settings: Settings,
+    progress: Progress = silent,
+    known: Known | None = None,
+    shard: Shard | None = None,
+    threads: int = 0,
+) -> Pass:
+    """Run the model over the data, or over a shard of them, on so many threads; 0 for all cores."""
+    collectors = collectors_of(plan, settings)
     inputs = InputSample(settings.seed) if settings.length_scale == "input" else None
-    kept = KeptRows(settings.seed) if any(collector.chooses for collector in collectors) else None
-    reader = query_reader(plan, plan.places, settings)
+    reader = query_reader(plan, plan.places, settings, threads)
     fed = feeding(reader.session, data, TENSORS_PER_OUTPUT)
     if fed.size is not None:  # else the model's own answers tell how many rows a batch has
         reader = reader.pruned()
-    rows, fed = _stream(reader, fed, collectors, inputs, kept, progress)
-    reader, collectors = _going_together(plan, reader, collectors, rows)
+    if shard is not None:
+        _require_cut(plan, fed)
+    most = _most_rows(reader, fed, collectors, known or {})
+    kept = KeptRows(settings.seed, most, known, is_fixed(fed.inputs))
+    found = Pass(collectors, inputs, kept, 0, fed, reader)
+    _stream(reader, found, progress, shard)
+    reader.rest()
+    return found
+
+
+def _require_cut(plan: Plan, fed: Feeding) -> None:
+    """Refuse data that cannot be read in shards."""
+    reason = None
+    if fed.size is None:
+        reason = "the model takes batches as they were given, so that only its answers tell how many rows there are"
+    elif fed.rows is None:
+        reason = "only reading them all tells how many rows there are"
+    elif any(site.chosen for site in plan.places):
+        reason = "places of a detector that few candidates come from are read a second time"
+    if reason is not None:
+        raise UserError(
+            f"{fed.description}: these data cannot be read in shards: {reason}",
+            "convert on one machine, or save the data as .npy, .npz or .parquet",
+        )
+
+
+def material(
+    plan: Plan,
+    found: Pass,
+    settings: Settings,
+    progress: Progress = silent,
+    strange: DataSource | None = None,
+) -> Material:
+    """What a whole pass has left, with queries of strange inputs, by which geometries are chosen."""
+    fed, rows = found.fed, found.rows
+    reader = found.reader or query_reader(plan, plan.places, settings).pruned()
+    reader, collectors = _going_together(plan, reader, found.collectors, rows)
     collectors = _with_all_positions(plan, collectors, fed, settings, progress)
     classes = any(head.task not in (Task.REGRESSION, Task.NONE) for head in plan.heads)
-    found: dict[str, dict[str, Array]] = {}
+    queries: dict[str, dict[str, Array]] = {}
     judged = [c for c in collectors if c.chooses and c.axes == 2]  # of the others no geometry is chosen
-    if kept is not None and judged:
+    if judged:
         mask = next((site.mask for site in plan.places if site.mask is not None), None)
-        batches = kept.strange_batches(fed.batch_rows, mask) if strange is None else _given(strange, fed)
-        found = strange_queries(_reader_of(judged, collectors, reader, fed), judged, batches)
+        batches = _made_strange(found.kept, fed, mask) if strange is None else _given(strange, fed)
+        queries = strange_queries(_reader_of(judged, collectors, reader, fed), judged, batches)
     reader.rest()
-    return Collected(
+    return Material(
         collectors,
-        inputs,
+        found.inputs,
         classes,
         rows,
         fed,
-        data.description,
         plan.source.opset,
         reader,
+        found.kept,
         len(collectors) - len(plan.sites),
-        found,
+        queries,
     )
 
 
@@ -140,31 +259,97 @@ def _with_all_positions(
         site.output: Collector(collector.site, settings, len(collectors))
         for site, collector in zip(sites, few)
     }
-    _stream(query_reader(plan, sites, settings), fed, tuple(again.values()), None, None, progress)
+    second = Pass(tuple(again.values()), None, KeptRows(settings.seed, {}), 0, fed)
+    _stream(query_reader(plan, sites, settings), second, progress)
     return tuple(again.get(collector.site.output, collector) for collector in collectors)
 
 
-def _stream(
-    reader: QueryReader,
-    fed: Feeding,
-    collectors: Sequence[Collector],
-    inputs: InputSample | None,
-    kept: KeptRows | None,
-    progress: Progress,
-) -> tuple[int, Feeding]:
+def _most_rows(
+    reader: QueryReader, fed: Feeding, collectors: Sequence[Collector], known: Known
+) -> dict[Purpose, int]:
+    """How many rows are kept for each purpose: fewer where each of them has many queries. The first rows of the data tell."""
+    batch = next(fed.batches(LOOKED_AT))
+    answers, rows = reader.read(batch)
+    queries = 0
+    for name, collector in zip(reader.names, collectors):
+        found = answers[name]
+        held = found.reshape(-1, found.shape[-1]) if found.ndim else found.reshape(1, 1)
+        queries += len(unpadded(held, found, reader.valid(collector.site, batch, answers)))
+    fewest = FEWEST_IMAGES if any(collector.site.chosen for collector in collectors) else FEWEST_ROWS
+    most = {}
+    for purpose in (Purpose.WEIGHING, Purpose.SCORES, *known):
+        share = MOST_QUERIES * ROWS[purpose] / ROWS[Purpose.SCORES] * rows / max(queries, 1)
+        most[purpose] = min(ROWS[purpose], max(fewest, int(share)))
+    if any(collector.chooses for collector in collectors) and not batch.whole:
+        most[Purpose.STRANGE] = _most_strange(batch, rows)
+    return most
+
+
+def _most_strange(batch: Batch, rows: int) -> int:
+    """How many rows strange ones are made of: fewer where they are large."""
+    size = sum(array.nbytes for name, array in batch.items() if name not in batch.constants) / rows
+    words = max((array.shape[1] for array in batch.values() if is_words(array)), default=1)
+    fits = min(int(MOST_STRANGE_BYTES / max(size, 1)), MOST_STRANGE_WORDS // max(words, 1))
+    return max(1, min(ROWS[Purpose.STRANGE], fits))
+
+
+def _stretches(fed: Feeding, shard: Shard | None) -> Iterator[tuple[int, int, Batch]]:
+    """The batches of a shard, or all: number of the stretch, position of the first row, and what is fed. Whoever reads
+    a batch as given has to say how many rows it has."""
+    several = 1 if fed.size is None else -(-STRETCH // fed.size)
+    first, end = shard.ends(fed.rows or 0) if shard else (0, 0)
+    start, inside = 0, True
+    for number, batch in enumerate(fed.batches()):
+        if shard and number % several == 0:
+            inside = first <= start < end
+            if start >= end:
+                return
+        if inside:
+            yield number // several, start, batch
+        start += row_count(batch)
+
+
+def _stream(reader: QueryReader, into: Pass, progress: Progress, shard: Shard | None = None) -> None:
+    """Read the batches of a shard, or all."""
+    first, end = shard.ends(into.fed.rows or 0) if shard else (0, into.fed.rows or 0)
     counts: list[int] = []
-    for batch in fed.batches():
-        answers, count = reader.read(batch)
-        counts.append(count)
-        for query, collector in zip(reader.names, collectors):
+    digests: list[Array] = []
+    for stretch, start, batch in _stretches(into.fed, shard):
+        answers, batch.rows = reader.read(batch)
+        counts.append(batch.rows)
+        into.begin(stretch)
+        for query, collector in zip(reader.names, into.collectors):
             valid = reader.valid(collector.site, batch, answers)
             collector.add(answers[query], answers.get(collector.site.query), valid)
-        if inputs is not None:
-            inputs.add(batch)
-        if kept is not None:
-            kept.add(batch, count)
-        progress("reading calibration data", sum(counts) / fed.rows if fed.rows else 0.0)
-    return sum(counts), replace(fed, counted=tuple(counts))
+        if into.inputs is not None:
+            into.inputs.add(batch)
+        into.kept.add(batch, start, batch.rows)
+        if shard:
+            digests.append(batch_digests(batch))
+        progress("reading calibration data", min(1.0, sum(counts) / (end - first)) if end > first else 0.0)
+    into.rows = sum(counts)
+    into.digests = np.concatenate(digests) if digests else into.digests
+    if shard is None:
+        into.fed = replace(into.fed, counted=tuple(counts))
+
+
+def _made_strange(kept: KeptRows, fed: Feeding, mask: str | None) -> Iterator[tuple[str, Batch]]:
+    """Strange versions of rows by kind, in batches of exactly so many as the model is fed or, at the end, fewer. `mask`
+    tells padding, where it is fed."""
+    alike: dict[object, list[tuple[Batch, dict[str, Array]]]] = {}
+    for row, constants in kept.single(Purpose.STRANGE):
+        alike.setdefault(tuple((name, array.shape) for name, array in row.items()), []).append(
+            (row, constants)
+        )
+    for rows in alike.values():
+        whole = {name: np.stack([row[name] for row, _ in rows]) for name in rows[0][0]}
+        tensor = None if mask is None else whole.get(tensor_of(mask))
+        valid = None if mask is None or tensor is None else valid_positions(mask, tensor)
+        for kind, made in strange_batches(whole, kept.seed, valid):
+            for start in range(0, len(rows), fed.batch_rows):
+                part = {name: array[start : start + fed.batch_rows] for name, array in made.items()}
+                constants = rows[start][1]
+                yield kind, Batch(part | constants, min(fed.batch_rows, len(rows) - start), False, constants)
 
 
 def strange_queries(
@@ -179,7 +364,7 @@ def strange_queries(
             continue
         for name, collector in zip(reader.names, collectors):
             queries = answers[name].reshape(-1, answers[name].shape[-1])
-            rows = _unpadded(queries, answers[name], reader.valid(collector.site, batch, answers))
+            rows = unpadded(queries, answers[name], reader.valid(collector.site, batch, answers))
             step = max(1, len(rows) // JUDGED)
             parts[collector.site.output].setdefault(kind, []).append(rows[::step])
     return {
@@ -195,131 +380,3 @@ def _given(strange: DataSource, fed: Feeding) -> Iterator[tuple[str, Batch]]:
         rows += row_count(batch)
         if rows >= JUDGED:
             return
-
-
-class Collector:
-    """Running statistics of one site."""
-
-    def __init__(self, site: Site, settings: Settings, sites: int, sequences: bool = False):
-        self.site = site
-        self.sequences = sequences  # whether positions of a sequence have scores of their own
-        self.settings = settings
-        self.budget = SAMPLE_BYTES // sites
-        self.sample: statistics.RowSample | None = None  # made when the first batch tells the width
-        self.dropped = 0
-        self.axes = 0  # of the queries (…, d)
-
-    @property
-    def chooses(self) -> bool:
-        """Whether its geometry may be chosen by strange inputs: that of a query which stands for a whole sample, or may,
-        where only what is fed tells the number of axes."""
-        open_ = self.settings.metric_at(self.site.chosen) == "auto"
-        return open_ and not (self.site.standardised or (self.site.many and self.site.rank is not None))
-
-    def one_each(self, rows: int) -> bool:
-        """Whether each of so many rows of the data had one query, with no axis beside that of the rows."""
-        return self.axes == 2 and self.seen + self.dropped == rows
-
-    def as_many_as(self, other: Collector) -> bool:
-        """Whether both have a query for each of the same positions (N, T)."""
-        both = self.by_position and other.by_position
-        return both and self.seen + self.dropped == other.seen + other.dropped
-
-    @property
-    def by_position(self) -> bool:
-        """Whether its queries are those of the positions (N, T) of a sequence."""
-        rows = self.site.layout is Layout.ROWS and not self.site.chosen
-        return self.sequences and rows and self.axes == 3
-
-    @property
-    def seen(self) -> int:
-        """The rows that came and were finite."""
-        return self.sample.seen if self.sample else 0
-
-    @one_thread()  # of products that a covariance is summed from
-    def add(self, query: Array, feature_map: Array | None, valid: Array | None = None) -> None:
-        """Take in the queries (…, d) of a batch; where positions are padding, `valid` (N, T) is false."""
-        rows = query.reshape(-1, query.shape[-1]) if query.ndim else query.reshape(1, 1)  # (n, d)
-        self.axes = max(self.axes, query.ndim)
-        sample = self.sample or self._begin(rows.shape[1])
-        if rows.shape[1] != self.width:
-            raise UserError(
-                f"site {self.site.name!r} is {self.width} wide on some calibration data and {rows.shape[1]} on others",
-                "use data of one size, or another site or layout",
-            )
-        rows = _unpadded(rows, query, valid)
-        finite = statistics.finite_rows(rows)
-        self.dropped += int(len(rows) - finite.sum())
-        rows = rows[finite]
-        sample.add(rows)
-        self.moments.add(rows)
-        if feature_map is not None:
-            self.map_shape = feature_map.shape[1:]
-        if self.site.layout is Layout.POOLED and feature_map is not None:
-            positions = feature_map.transpose(*self.site.others, self.site.axis)
-            channels = positions.reshape(-1, self.width).astype(np.float32)
-            channels = _unpadded(channels, positions, valid)
-            self.channel_moments.add(channels[statistics.finite_rows(channels)])
-
-    def _begin(self, width: int) -> statistics.RowSample:
-        self.width = width
-        self.sample = statistics.RowSample(self._capacity(self.settings), width, self.settings.seed)
-        asked = self.settings.metric_at(self.site.chosen)
-        open_ = (
-            metrics_of_positions(width, passes=False)
-            if self.by_position
-            else metrics_for(width)
-            if self.chooses
-            else ()
-        )
-        candidates = open_ if asked == "auto" else (asked,)
-        self.moments = statistics.Moments(width, covariance=any(map(is_whitened, candidates)))
-        self.channel_moments = statistics.Moments(width)  # used where the query is a pooled map
-        return self.sample
-
-    def rows(self, settings: Settings) -> Array:
-        """The sample that these settings call for: (n, width)."""
-        return self.sample.smaller(self._capacity(settings)) if self.sample else np.empty((0, 0), np.float32)
-
-    def _capacity(self, settings: Settings) -> int:
-        capacity = max(settings.k + 1, self.budget // (4 * self.width))
-        if settings.inducing != "all":
-            capacity = min(capacity, max(256 * settings.most_points, 2 * HELD_OUT_ROWS))
-        return capacity
-
-
-def _unpadded(rows: Array, queries: Array, valid: Array | None) -> Array:
-    """The rows (n, d) of queries (…, d) that are no padding."""
-    kept = valid_queries(valid, queries)
-    return rows if kept is None else rows[kept]
-
-
-class InputSample:
-    """A sample of the model's inputs, each row flattened, for their median distance."""
-
-    def __init__(self, seed: int):
-        self.seed = seed
-        self.sample: statistics.RowSample | None = None
-
-    @property
-    def rows(self) -> Array:
-        """The sampled rows: (n, D)."""
-        return self.sample.rows if self.sample else np.empty((0, 0), np.float32)
-
-    def add(self, batch: dict[str, Array]) -> None:
-        parts = [
-            a.reshape(len(a), -1) for a in batch.values() if a.ndim and np.issubdtype(a.dtype, np.number)
-        ]
-        rows = np.concatenate([p for p in parts if len(p) == len(parts[0])], axis=1).astype(
-            np.float32
-        )  # (n, D)
-        if self.sample is None:
-            capacity = max(2, INPUT_SAMPLE_BYTES // (4 * rows.shape[1]))
-            self.sample = statistics.RowSample(min(capacity, 20_000), rows.shape[1], self.seed)
-            self.width = rows.shape[1]
-        if rows.shape[1] != self.width:
-            raise UserError(
-                f"rows of the calibration data hold {self.width} and {rows.shape[1]} numbers, so they have no distance",
-                "use data of one size, or leave `length_scale` at `site`",
-            )
-        self.sample.add(rows[statistics.finite_rows(rows)])

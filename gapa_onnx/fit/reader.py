@@ -18,7 +18,7 @@ from gapa_onnx.model.weights import is_outside
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.candidates import selections
 from gapa_onnx.sessions.inference import row_count, run_batch
-from gapa_onnx.sessions.runtime import open_session
+from gapa_onnx.sessions.runtime import open_session, session_options
 from gapa_onnx.settings import Settings
 from gapa_onnx.variance.masks import tensor_of, valid_positions
 from gapa_onnx.variance.qdq import reading_graph
@@ -35,12 +35,13 @@ class QueryReader:
     maps: tuple[str, ...]  #: what pooled and flattened queries are made of
     masks: tuple[str, ...] = ()  #: tensors that tell padding, but for those that are fed
     resumed: tuple[str, ...] = ()  #: from which on later passes run the model, see `resuming`
+    threads: int = 0  #: of a session; 0 for all cores
     _opened: list[InferenceSession] = field(default_factory=list, repr=False)
 
     @property
     def session(self) -> InferenceSession:
         if not self._opened:
-            self._opened.append(open_session(self.model, self.label))
+            self._opened.append(open_session(self.model, self.label, session_options(threads=self.threads)))
         return self._opened[0]
 
     def rest(self) -> None:
@@ -91,7 +92,7 @@ class QueryReader:
         return run_batch(self.session, wanted, batch, failed, "check the shape and range of the data")
 
 
-def query_reader(plan: Plan, sites: Sequence[Site], settings: Settings) -> QueryReader:
+def query_reader(plan: Plan, sites: Sequence[Site], settings: Settings, threads: int = 0) -> QueryReader:
     """The source model with the queries of each site as outputs, and the maps that are pooled or flattened."""
     source = plan.source
     graph = reading_graph(source)
@@ -110,7 +111,7 @@ def query_reader(plan: Plan, sites: Sequence[Site], settings: Settings) -> Query
     new = [name for name in dict.fromkeys([*names, *maps, *masks, *later]) if name not in existing]
     outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in new]
     model = splice(source.proto, graph.to_proto(queries), outputs)
-    return QueryReader(model, source.label, tuple(names), tuple(maps), tuple(masks), later)
+    return QueryReader(model, source.label, tuple(names), tuple(maps), tuple(masks), later, threads)
 
 
 def _computed_masks(source: SourceModel, sites: Sequence[Site]) -> list[str]:

@@ -20,7 +20,7 @@ from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import rewrite
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration, fit
-from gapa_onnx.fit.collect import collect
+from gapa_onnx.fit.collect import Known, collect
 from gapa_onnx.measure.bench import Refusal, measure
 from gapa_onnx.plan.analyse import Plan, analyse, require_convertible
 from gapa_onnx.progress import Progress
@@ -50,6 +50,7 @@ def within_budget(
     budget: float,
     progress: Progress,
     strange: DataSource | None = None,
+    known: Known | None = None,
 ) -> Choice:
     """The first settings that keep the budget."""
     if not 1 < budget < float("inf"):
@@ -67,7 +68,7 @@ def within_budget(
             places = candidate.sites, candidate.witnesses
             tried, collected = analyse(plan.source, candidate), None
             require_convertible(tried, candidate)
-        collected = collected or collect(tried, data, candidate, progress, strange)
+        collected = collected or collect(tried, data, candidate, progress, strange, known)
         calibration = fit(collected, candidate, progress)
         template = rewrite(tried, calibration, candidate)
         model = emit(template, Numbers(calibration.fits), calibration, candidate)

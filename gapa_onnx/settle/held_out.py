@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from gapa_onnx.arrays import Array
 from gapa_onnx.data import HeldOut
 from gapa_onnx.emit.emit import unrecorded
@@ -19,13 +17,14 @@ from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration
+from gapa_onnx.fit.kept_rows import Purpose
 from gapa_onnx.fit.resuming import resumed
 from gapa_onnx.model.splice import extract
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.sessions.feeding import Feeding
 from gapa_onnx.sessions.inference import run_batch
 from gapa_onnx.sessions.runtime import open_session, register, session_options
-from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample, Purpose, chosen_rows, real_positions
+from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample, chosen_rows, real_positions
 from gapa_onnx.settle.tail import HINT
 
 Answers = dict[str, Array]
@@ -58,7 +57,7 @@ def answers_in(
     """Positions (n,) and answers of the rows of a part of the held-out data, batch by batch; no other row is among
     them, also where the model wants batches of one size."""
     fed = fed_like(calibration, held)
-    for positions, inputs, _ in chosen_rows(fed, fed.batch_rows, part.astype(np.uint8)):
+    for positions, inputs in chosen_rows(fed, fed.batch_rows, part):
         inside = part[positions]
         found = {name: array[inside] for name, array in run(inputs).items()}
         yield positions[inside], found
@@ -81,7 +80,7 @@ def take_in(
     run = FileRun(template, Numbers(calibration.fits), [*names, *later])
     fed, sample = fed_like(calibration, held), LeftOutSample()
     done, total = 0, max(int(part.sum()), 1)
-    for positions, inputs, _ in chosen_rows(fed, fed.batch_rows, part.astype(np.uint8)):
+    for positions, inputs in chosen_rows(fed, fed.batch_rows, part):
         found = run(inputs)
         shares = {site.output: found[site.share] for site in template.places}
         queries = {site.output: found[site.queries] for site in template.places}

@@ -18,13 +18,14 @@ from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration
+from gapa_onnx.fit.kept_rows import Purpose
 from gapa_onnx.plan.head import Task
 from gapa_onnx.plan.heads.promises import CERTAIN, Promises
 from gapa_onnx.record import PromiseRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle import conformal
 from gapa_onnx.settle.held_out import Answers, FileRun, answers_in
-from gapa_onnx.settle.left_out import LeftOutSample, Purpose
+from gapa_onnx.settle.left_out import LeftOutSample
 from gapa_onnx.settle.tail import Tail
 
 

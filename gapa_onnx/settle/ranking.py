@@ -16,12 +16,13 @@ from gapa_onnx.emit.numbers import Numbers, ScoreNumbers
 from gapa_onnx.emit.rewrite import ScoreKey, Template
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration
+from gapa_onnx.fit.kept_rows import Purpose
 from gapa_onnx.plan.heads.strangeness import ENTROPY, Gauge, WitnessTensors
 from gapa_onnx.plan.scores import ScoreTensors
 from gapa_onnx.record import GaugeRecord, ScoreRecord, WitnessesRecord
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.held_out import FileRun, answers_in
-from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample, Purpose
+from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample
 from gapa_onnx.settle.lengths import LengthFit, fit_lengths
 from gapa_onnx.settle.scores import MOST_ORDINARY, ScoreSample, thinned, threshold_at
 from gapa_onnx.settle.tail import Tail

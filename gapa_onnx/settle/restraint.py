@@ -22,8 +22,9 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.fit.calibrate import SiteFit
+from gapa_onnx.fit.kept_rows import Purpose
 from gapa_onnx.plan.head import Head, Task
-from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample, Purpose
+from gapa_onnx.settle.left_out import LeftOutBatch, LeftOutSample
 from gapa_onnx.settle.tail import Tail
 
 MOST_LOST = (

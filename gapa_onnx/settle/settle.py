@@ -20,16 +20,17 @@ from dataclasses import replace
 import numpy as np
 
 from gapa_onnx.arrays import Array
-from gapa_onnx.data import DataSource, HeldOut
+from gapa_onnx.data import HeldOut
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.errors import UserError
 from gapa_onnx.fit.calibrate import Calibration
+from gapa_onnx.fit.kept_rows import FROM_TRUTH, Purpose
 from gapa_onnx.plan.targets import require_rows
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.held_out import take_in
-from gapa_onnx.settle.left_out import FROM_TRUTH, LeftOutSample, Purpose, leave_out
+from gapa_onnx.settle.left_out import LeftOutSample, leave_out
 from gapa_onnx.settle.noise import fit_noise
 from gapa_onnx.settle.promises import Counting, with_promises
 from gapa_onnx.settle.ranking import gauged, ranked, ranked_by_held_out, tensors_of_scores
@@ -43,7 +44,6 @@ from gapa_onnx.settle.weighing import weighed
 def settle(
     template: Template,
     calibration: Calibration,
-    data: DataSource,
     settings: Settings,
     held: HeldOut | None = None,
     progress: Progress = silent,
@@ -56,7 +56,7 @@ def settle(
     purposes = _purposes(template, settings, held)
     if not purposes:
         return numbers
-    sample, fitting = _samples(template, calibration, data, settings, held, purposes, progress)
+    sample, fitting = _samples(template, calibration, held, purposes, progress)
     scored = tensors_of_scores(template)
     wanted = [*_spreads(template), *_beside_targets(template, targets)]
     numbers = gauged(template, sample, numbers)
@@ -112,30 +112,26 @@ def _held_back(
 def _samples(
     template: Template,
     calibration: Calibration,
-    data: DataSource,
-    settings: Settings,
     held: HeldOut | None,
     purposes: Purpose,
     progress: Progress,
 ) -> tuple[LeftOutSample, LeftOutSample]:
     """Left-out calibration rows, and the rows that what is known to be true is read from: the same, or held out."""
     if held is None:
-        sample = leave_out(calibration, data, purposes, seed=settings.seed, progress=progress)
+        sample = leave_out(calibration, purposes, progress)
         return sample, sample
     if held.apart:  # of documents that calibrate, sequences are more ordinary than those of others
         sample = take_in(template, calibration, held, held.fitting, purposes, progress)
         return sample, sample
     if held.exact:
         of_truth = purposes & FROM_TRUTH & ~Purpose.COUNTING  # which is for the file itself
-        sample = leave_out(calibration, data, purposes & ~FROM_TRUTH, seed=settings.seed, progress=progress)
+        sample = leave_out(calibration, purposes & ~FROM_TRUTH, progress)
         if not of_truth:
             return sample, sample
         return sample, take_in(template, calibration, held, held.fitting, of_truth, progress)
     for values in (*held.targets.values(), *held.labels.values()):
         require_rows(values, calibration.rows)
-    parts = {Purpose.SCALING: held.fitting, Purpose.NOISE: held.fitting, Purpose.COUNTING: held.counting}
-    known = {purpose: np.flatnonzero(part) for purpose, part in parts.items()}
-    sample = leave_out(calibration, data, purposes, known, seed=settings.seed, progress=progress)
+    sample = leave_out(calibration, purposes, progress)
     return sample, sample
 
 

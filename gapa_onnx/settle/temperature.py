@@ -22,11 +22,12 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.errors import UserError
+from gapa_onnx.fit.kept_rows import Purpose
 from gapa_onnx.plan.heads.promises import Promises, PromiseTensors
 from gapa_onnx.plan.labels import require_classes
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import TemperatureRecord
-from gapa_onnx.settle.left_out import LeftOutSample, Purpose
+from gapa_onnx.settle.left_out import LeftOutSample
 from gapa_onnx.settle.scaling import times
 from gapa_onnx.settle.tail import Tail
 

@@ -24,8 +24,9 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.emit.rewrite import Template
 from gapa_onnx.fit.calibrate import SiteFit
+from gapa_onnx.fit.kept_rows import Purpose
 from gapa_onnx.progress import Progress, silent
-from gapa_onnx.settle.left_out import LeftOutSample, Purpose
+from gapa_onnx.settle.left_out import LeftOutSample
 from gapa_onnx.settle.scores import ScoreSample
 from gapa_onnx.settle.tail import Tail
 

@@ -15,9 +15,9 @@ from gapa_onnx.compiler import convert
 from gapa_onnx.emit.emit import emit
 from gapa_onnx.emit.numbers import Numbers, file_tensors, site_tensors
 from gapa_onnx.emit.rewrite import rewrite
+from gapa_onnx.fit.kept_rows import Purpose
 from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle.left_out import Purpose
 
 SETTINGS = Settings(m=60, k=10, task="regression")
 

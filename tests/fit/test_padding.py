@@ -10,9 +10,9 @@ from support.text_models import repadded, text_model, texts
 
 import gapa_onnx
 from gapa_onnx.compiler import convert
+from gapa_onnx.fit.kept_rows import Purpose
 from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle.left_out import Purpose
 from gapa_onnx.settle.tail import Tail
 
 LENGTHS = np.random.default_rng(7).integers(1, 13, 48)  # too few texts for scores to be levelled

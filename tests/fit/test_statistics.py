@@ -12,13 +12,12 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.fit.geometry import whitening
 from gapa_onnx.fit.statistics import (
     QUANTILES,
-    Moments,
-    RowSample,
     finite_rows,
     leave_one_out_share,
     median_distance,
     quantile_table,
 )
+from gapa_onnx.fit.streams import Moments, RowSample, drawing
 
 U64 = np.finfo(np.float64).eps / 2
 
@@ -114,7 +113,7 @@ def test_a_short_stream_is_kept_whole_and_in_order():
 def test_the_sample_does_not_depend_on_the_batches(capacity):
     rows = numbered(5003)
     expected = streamed(RowSample(capacity, 2, seed=5), rows, [5003]).rows
-    keys = np.random.default_rng(5).random(5003)
+    keys = drawing(5, 0).random(5003)
     np.testing.assert_array_equal(expected[:, 0], np.sort(np.argsort(keys)[:capacity]))
     for sizes in ([1], [256], [1, 2000, 13]):
         sample = RowSample(capacity, 2, seed=5)

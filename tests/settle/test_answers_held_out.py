@@ -13,10 +13,10 @@ from gapa_onnx.compiler import convert
 from gapa_onnx.data import hold_out, open_data
 from gapa_onnx.emit.numbers import Numbers
 from gapa_onnx.errors import UserError
+from gapa_onnx.fit.kept_rows import Purpose
 from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.held_out import FileRun, answers_in, take_in
-from gapa_onnx.settle.left_out import Purpose
 
 SMALL = {"m": 60, "k": 10}
 

@@ -12,9 +12,9 @@ from support.small_models import parse
 from support.steps import steps
 
 from gapa_onnx.emit.numbers import Numbers
+from gapa_onnx.fit.kept_rows import Purpose
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle import restraint
-from gapa_onnx.settle.left_out import Purpose
 from gapa_onnx.settle.ranking import gauged
 from gapa_onnx.settle.restraint import FACTORS, held_back, mean_divergence, restrained
 from gapa_onnx.settle.tail import Tail

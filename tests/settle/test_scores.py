@@ -15,13 +15,17 @@ from support.steps import steps
 import gapa_onnx
 from gapa_onnx.cli import main
 from gapa_onnx.compiler import convert
-from gapa_onnx.data import InputSpec
+from gapa_onnx.data import InputSpec, open_data
 from gapa_onnx.errors import UserError
+from gapa_onnx.fit.calibrate import calibrate
+from gapa_onnx.fit.kept_rows import Purpose, is_fixed, put_together
 from gapa_onnx.fit.statistics import QUANTILES
+from gapa_onnx.model.load import load
 from gapa_onnx.model.splice import exposed
+from gapa_onnx.plan.analyse import analyse
 from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle.left_out import Purpose, choose, chosen_rows, leave_out
+from gapa_onnx.settle.left_out import leave_out
 from gapa_onnx.settle.scores import ScoreSample, threshold_at
 from gapa_onnx.settle.thresholds import set_threshold, thresholds
 
@@ -75,46 +79,44 @@ def test_whitened_queries_are_left_out_as_the_file_compares_them():
 def test_rows_are_chosen_once_and_fewer_are_among_more():
     model = net()
     rows = np.random.default_rng(2).normal(size=(5000, 3)).astype(np.float32)
-    made = steps(model, {"x": rows}, Settings(m=50, k=10))
-    even, odd = np.arange(0, 5000, 2), np.arange(1, 1000, 2)
+    even, odd = np.arange(5000) % 2 == 0, (np.arange(5000) % 2 == 1) & (np.arange(5000) < 1000)
     known = {Purpose.SCALING: even, Purpose.NOISE: even, Purpose.COUNTING: odd}
     every = Purpose.WEIGHING | Purpose.SCORES | Purpose.SCALING | Purpose.NOISE | Purpose.COUNTING
-    wanted = choose(made.calibration, every, known, seed=3)
-    positions = {purpose: np.flatnonzero(wanted & purpose) for purpose in Purpose}
+    source, settings = load(model), Settings(m=50, k=10)
+    data = open_data({"x": rows}, source.inputs)
+    calibration = calibrate(analyse(source, settings), data, settings, known=known)
+    sample = leave_out(calibration, every)
+    positions = {}
+    for purpose in known.keys() | {Purpose.WEIGHING, Purpose.SCORES}:
+        batches = list(sample.batches(purpose))
+        found = np.concatenate([batch.positions for batch in batches])
+        np.testing.assert_array_equal(np.concatenate([b.inputs["x"] for b in batches]), rows[found])
+        assert sample.rows(purpose) == calibration.kept.rows(purpose) == len(set(found.tolist()))
+        positions[purpose] = found
     assert {p: len(found) for p, found in positions.items()} == {
         Purpose.WEIGHING: 500, Purpose.SCORES: 2000, Purpose.SCALING: 2000, Purpose.NOISE: 2500,
         Purpose.COUNTING: 500,
     }  # fmt: skip
     assert np.isin(positions[Purpose.WEIGHING], positions[Purpose.SCORES]).all()
     assert np.isin(positions[Purpose.SCALING], positions[Purpose.NOISE]).all()
-    assert (positions[Purpose.NOISE] % 2 == 0).all()
-    sample = leave_out(made.calibration, made.data, every, known, seed=3)
-    for purpose, expected in positions.items():
-        batches = list(sample.batches(purpose))
-        found = np.concatenate([batch.positions for batch in batches])
-        np.testing.assert_array_equal(np.sort(found), expected)
-        np.testing.assert_array_equal(np.concatenate([b.inputs["x"] for b in batches]), rows[found])
-        assert sample.rows(purpose) == len(expected)
+    assert (positions[Purpose.NOISE] % 2 == 0).all() and odd[positions[Purpose.COUNTING]].all()
 
 
-class Batches:
-    """Data that come in given batches, of a model whose batch size is free."""
-
-    inputs = ()
-
-    def __init__(self, *batches: dict[str, np.ndarray]):
-        self.given = batches
-
-    def batches(self, rows: int):
-        return iter(self.given)
+def parts_of(batches, wanted: np.ndarray):
+    """Batches with their positions and the purposes of their rows."""
+    start = 0
+    for batch in batches:
+        rows = len(batch["x"])
+        yield start + np.arange(rows), batch, wanted[start : start + rows]
+        start += rows
 
 
 def test_rows_of_one_shape_are_put_together():
     lengths = (5, 5, 5, 7, 7, 5)  # of the rows of six batches of four
-    data = Batches(*({"x": np.full((4, length), i), "id": np.arange(4)} for i, length in enumerate(lengths)))
+    data = list(({"x": np.full((4, length), i), "id": np.arange(4)} for i, length in enumerate(lengths)))
     wanted = np.zeros(24, np.uint8)
     wanted[[0, 2, 5, 6, 7, 9, 13, 18, 20, 23]] = Purpose.SCORES
-    parts = list(chosen_rows(data, 4, wanted))
+    parts = list(put_together(parts_of(data, wanted), 4, False))
     assert [list(positions) for positions, _, _ in parts] == [[0, 2], [5, 6, 7, 9], [13, 18], [20, 23]]
     for positions, batch, purpose in parts:
         assert purpose == Purpose.SCORES
@@ -129,23 +131,28 @@ def test_what_is_not_given_by_rows_stays_with_its_batch():
     )  # as many rows as it has numbers, by chance
     wanted = np.zeros(15, np.uint8)
     wanted[[1, 6, 12]] = Purpose.SCORES
-    parts = list(chosen_rows(Batches(*batches), 9, wanted))
+    parts = list(put_together(parts_of(batches, wanted), 9, False))
     assert [list(positions) for positions, _, _ in parts] == [[1], [6], [12]]
     assert [list(batch["whole"][:1]) for _, batch, _ in parts] == [[0], [1], [3]]
 
 
 def test_rows_for_other_purposes_are_not_mixed():
-    data = Batches(*({"x": np.arange(4 * i, 4 * i + 4)} for i in range(3)))
+    data = list({"x": np.arange(4 * i, 4 * i + 4)} for i in range(3))
     wanted = np.array([3, 1, 0, 3, 1, 0, 0, 0, 3, 1, 1, 1], np.uint8)
-    parts = {int(purpose): list(batch["x"]) for _, batch, purpose in chosen_rows(data, 8, wanted)}
+    parts = {
+        int(purpose): list(batch["x"]) for _, batch, purpose in put_together(parts_of(data, wanted), 8, False)
+    }
     assert parts == {3: [0, 3, 8], 1: [1, 4, 9, 10, 11]}
 
 
 def test_batches_of_a_fixed_size_stay_whole():
-    data = Batches(*({"x": np.arange(4 * i, 4 * i + 4)} for i in range(3)))
-    data.inputs = (InputSpec("x", np.dtype(np.float32), (4,)),)
+    data = list({"x": np.arange(4 * i, 4 * i + 4)} for i in range(3))
+    fixed = is_fixed((InputSpec("x", np.dtype(np.float32), (4,)),))
     wanted = np.array([0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 2], np.uint8)
-    parts = [(list(positions), int(purpose)) for positions, _, purpose in chosen_rows(data, 4, wanted)]
+    parts = [
+        (list(positions), int(purpose))
+        for positions, _, purpose in put_together(parts_of(data, wanted), 4, fixed)
+    ]
     assert parts == [([0, 1, 2, 3], 3), ([8, 9, 10, 11], 2)]
 
 

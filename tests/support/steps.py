@@ -11,10 +11,11 @@ import onnx
 from gapa_onnx.data import DataSource, open_data
 from gapa_onnx.emit.rewrite import Template, rewrite
 from gapa_onnx.fit.calibrate import Calibration, SiteFit, calibrate
+from gapa_onnx.fit.kept_rows import Purpose
 from gapa_onnx.model.load import load
 from gapa_onnx.plan.analyse import Plan, analyse
 from gapa_onnx.settings import Settings
-from gapa_onnx.settle.left_out import LeftOutSample, Purpose, leave_out
+from gapa_onnx.settle.left_out import LeftOutSample, leave_out
 from gapa_onnx.settle.tail import Tail
 
 
@@ -51,8 +52,9 @@ def steps(model: onnx.ModelProto, rows: dict[str, np.ndarray], settings: Setting
     source = load(model)
     plan = analyse(source, settings)
     data = open_data(rows, source.inputs)
-    calibration = calibrate(plan, data, settings)
+    known = {Purpose.SCALING: np.ones(data.rows or 0, np.bool_)}
+    calibration = calibrate(plan, data, settings, known=known)
     template = rewrite(plan, calibration, settings)
     every = Purpose.WEIGHING | Purpose.SCORES | Purpose.SCALING
-    sample = leave_out(calibration, data, every, seed=settings.seed)
+    sample = leave_out(calibration, every)
     return Steps(plan, data, calibration, template, sample, settings)

@@ -145,7 +145,7 @@ def converted(kind: str, site: str, top_k: int | str = TOP, rank: int = 3) -> Co
     """A file that nothing has verified: these tests do."""
     head, settings = Head(kind, 2 if kind == "gemm" else rank), Settings(sites=site, top_k=top_k, **SMALL)
     made = steps(head.model, {"x": head.x}, settings)
-    numbers = settle(made.template, made.calibration, made.data, settings)
+    numbers = settle(made.template, made.calibration, settings)
     return Converted(head, numbers, emit(made.template, numbers, made.calibration, settings))
 
 

@@ -24,7 +24,7 @@ import packages  # noqa: E402
 from backbones import DATA  # noqa: E402
 from lines import Lines, machine, say  # noqa: E402
 
-from gapa_onnx.fit import statistics  # noqa: E402
+from gapa_onnx.fit import statistics, streams  # noqa: E402
 from gapa_onnx.fit.geometry import geometry_of  # noqa: E402
 from gapa_onnx.op.shares import unexplained_share  # noqa: E402
 from gapa_onnx.plan.heads.strangeness import ENTROPY, LAST, QUANTILE  # noqa: E402
@@ -101,7 +101,7 @@ def _entropy(logits: np.ndarray) -> np.ndarray:
 def shares(vectors: dict[str, dict[int, np.ndarray]], place: int, metric: str) -> Tokens:
     """The logarithms of shares, by points of the calibration set."""
     known = _flat(vectors[CALIBRATION][place])
-    moments = statistics.Moments(known.shape[1], covariance=True)
+    moments = streams.Moments(known.shape[1], covariance=True)
     moments.add(known)
     how = geometry_of(metric, known, moments.mean, moments.std, moments.covariance)
     rows = how(known[np.random.default_rng(1).permutation(len(known))[:FITTED]])

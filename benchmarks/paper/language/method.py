@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gapa_onnx.fit import inducing, statistics
+from gapa_onnx.fit import inducing, statistics, streams
 from gapa_onnx.fit.calibrate import CEILINGS, MEDIAN_SHARE
 from gapa_onnx.fit.geometry import Geometry, geometry_of, is_whitened
 from gapa_onnx.op.classes import classes_body
@@ -88,7 +88,7 @@ def calibration_rows(dump: Dump, place: int, most: int) -> np.ndarray:
 def fit(dump: Dump, choice: Choice, points: np.ndarray | None = None) -> Fitted:
     """The place with these choices; `points` that were chosen before, for other numbers of neighbours."""
     rows = calibration_rows(dump, choice.place, choice.rows)
-    moments = statistics.Moments(rows.shape[1], is_whitened(choice.metric))
+    moments = streams.Moments(rows.shape[1], is_whitened(choice.metric))
     moments.add(rows)
     covariance = moments.covariance if is_whitened(choice.metric) else None
     geometry = geometry_of(choice.metric, rows, moments.mean, moments.std, covariance)

@@ -21,18 +21,20 @@ class Kept:
     """A list of dicts of arrays; those beyond the limit of memory are read from the file when asked for."""
 
     limit: int = IN_MEMORY
-    _parts: list[Arrays | int] = field(default_factory=list)  #: the arrays, or where they begin in the file
+    #: the arrays, or where they begin in the file; None where they were dropped
+    _parts: list[Arrays | int | None] = field(default_factory=list)
     _bytes: int = 0
     _file: IO[bytes] | None = None
 
-    def add(self, arrays: Arrays) -> None:
+    def add(self, arrays: Arrays) -> int:
+        """Keep a part; its number."""
         size = sum(array.nbytes for array in arrays.values())
         # Text has no plain form in a file; it is small.
         plain = not any(array.dtype.hasobject for array in arrays.values())
         if self._bytes + size <= self.limit or not plain:
             self._bytes += size
             self._parts.append(arrays)
-            return
+            return len(self._parts) - 1
         if self._file is None:
             self._file = cast(IO[bytes], tempfile.TemporaryFile(prefix="gapa-onnx-"))
         self._file.seek(0, 2)
@@ -40,9 +42,19 @@ class Kept:
         np.lib.format.write_array(self._file, np.array(list(arrays)), allow_pickle=False)
         for array in arrays.values():
             np.lib.format.write_array(self._file, array, allow_pickle=False)
+        return len(self._parts) - 1
+
+    def drop(self, number: int) -> None:
+        """Let a part go: its memory is free, its place in the file is not."""
+        part = self._parts[number]
+        if isinstance(part, dict):
+            self._bytes -= sum(array.nbytes for array in part.values())
+        self._parts[number] = None
 
     def __getitem__(self, number: int) -> Arrays:
         part = self._parts[number]
+        if part is None:
+            raise KeyError(number)
         if not isinstance(part, int):
             return part
         file = self._file

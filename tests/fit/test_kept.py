@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gapa_onnx.settle.kept import Kept
+from gapa_onnx.fit.kept import Kept
 
 
 def parts() -> list[dict[str, np.ndarray]]:
