@@ -10,7 +10,7 @@ BROWSER := chromium chromium-driver
 SOURCES := pyproject.toml $(shell find clients -type f) $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.css' -o -name 'CMakeLists.txt' -o -name '*.cmake' -o -name '*.map')
 NATIVE := $(shell find runtime -name '*.cc' -o -name '*.h' -o -name '*.inc')
 
-.PHONY: demo test nightly soak lint format house bench figures pins clean
+.PHONY: demo test nightly soak lint format house bench figures pins wheels check-wheels reproducible clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo.py
@@ -53,6 +53,22 @@ bench: $(VENV)/.installed
 figures: $(VENV)/.installed
 	$(BIN)/python benchmarks/paper/toys.py
 
+# a release: the wheels for every platform in dist/, checks of them, and whether two builds are equal; docs/releasing.md
+RELEASE := .venv-release
+wheels: $(RELEASE)/.installed
+	$(RELEASE)/bin/python tools/release.py
+
+check-wheels: $(RELEASE)/.installed
+	$(RELEASE)/bin/python tools/check_wheels.py
+
+reproducible: $(RELEASE)/.installed
+	$(RELEASE)/bin/python tools/reproducible.py
+
+$(RELEASE)/.installed: tools/release.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install -q -r tools/release.txt
+	@touch $@
+
 # Debian packages that are not there yet
 define install
 	@missing=""; for package in $(1); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
@@ -84,4 +100,4 @@ pins: $(VENV)/.system
 	  .ci/tools.in -o .ci/tools.txt
 
 clean:
-	rm -rf $(VENV) build dist demo-output
+	rm -rf $(VENV) $(RELEASE) build dist demo-output

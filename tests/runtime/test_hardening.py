@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 LOAD, DYNAMIC, STACK, RELRO = 1, 2, 0x6474E551, 0x6474E552  # kinds of segments
 TEXT_RELOCATIONS, BIND_NOW, FLAGS, FLAGS_1, RUN_PATH, OLD_RUN_PATH = 22, 24, 30, 0x6FFFFFFB, 29, 15
 STRINGS, SYMBOLS = 5, 6
+BEHIND = 4, 7, 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFE  # hashes, relocations and versions of symbols
 EXECUTABLE, WRITABLE = 1, 2
 LANDING = bytes.fromhex("f30f1efa")  # endbr64: where an indirect call may land
 
@@ -65,7 +66,10 @@ class Elf:
     def symbols(self) -> Iterator[tuple[str, int, int]]:
         """Name, section (0 for those that are elsewhere) and address."""
         strings, at = self.at(self.dynamic[STRINGS]), self.at(self.dynamic[SYMBOLS])
-        while at < strings:  # the linker puts the names behind the symbols
+        # No entry tells how many there are: they end where another table starts, which one depends on the linker.
+        tables = [self.at(self.dynamic[entry]) for entry in (STRINGS, *BEHIND) if entry in self.dynamic]
+        end_of_symbols = min(table for table in tables if table > at)
+        while at < end_of_symbols:
             name, _, _, section, address, _ = struct.unpack_from("<IBBHQQ", self.content, at)
             end = self.content.index(b"\0", strings + name)
             yield self.content[strings + name : end].decode(), section, address
