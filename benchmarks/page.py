@@ -276,7 +276,7 @@ def drift(path: Path) -> str:
             ],
             alarms,
         )
-        + "\nRows from the change to the alarm, in streams that were told before their end.\n\n"
+        + "\nRows from the change to the alarm, in streams that were told before their end and not before the change.\n\n"
         + table(
             ["scores", "table", "strange", "from row", "told", "median", "nine of ten", "largest"], delays
         )
