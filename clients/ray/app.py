@@ -31,7 +31,7 @@ class Served:
         try:
             asked: Any = json.loads(await request.body())
             return JSONResponse(await asyncio.to_thread(self.model.infer, asked))
-        except ValueError as error:  # no JSON, or a BadRequest
+        except (ValueError, RecursionError) as error:  # no JSON, or a BadRequest
             return JSONResponse({"error": str(error)}, 400)
 
 

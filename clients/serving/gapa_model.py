@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,11 +118,11 @@ class Model:
                     f"the input {name!r} has the shape {list(array.shape)}; the model takes {list(port.shape)}"
                 )
         for name in names or ():
-            if name not in self.outputs:
+            if not isinstance(name, str) or name not in self.outputs:
                 raise BadRequest(f"there is no output {name!r}, but {', '.join(self.outputs)}")
 
     def _input(self, name: Any) -> Port:
-        if name not in self.inputs:
+        if not isinstance(name, str) or name not in self.inputs:
             raise BadRequest(f"there is no input {name!r}, but {', '.join(self.inputs)}")
         return self.inputs[name]
 
@@ -135,7 +136,7 @@ class Model:
                 f"the input {port.name!r} is {entry['datatype']}; the model takes {port.datatype}"
             )
         try:
-            shape = [int(size) for size in entry["shape"]]
+            shape = [operator.index(size) for size in entry["shape"]]
             if port.dtype is np.object_:
                 array = np.array(entry["data"], np.object_)
             else:

@@ -203,6 +203,8 @@ WRONG = {
     "rank": ({"shape": [1280]}, "has the shape [1280]; the model takes [-1, 64]"),
     "count": ({"shape": [3, 64]}, "has 1280 numbers, which are no [3, 64]"),
     "negative": ({"shape": [-1, 64]}, "has 1280 numbers, which are no"),
+    "half a row": ({"shape": [2.5, 64]}, "cannot be read"),
+    "a name that is a list": ({"name": ["pixels"]}, "there is no input ['pixels']"),
     "no shape": ({"shape": "wide"}, "cannot be read"),
     "type": ({"datatype": "FP64"}, "is FP64; the model takes FP32"),
     "name": ({"name": "x"}, "there is no input 'x', but pixels"),
@@ -234,7 +236,11 @@ def test_what_is_no_request_is_told(request_: object, message: str, model, runne
 
 
 def test_outputs_that_are_not_there_are_told(model, runner, rows: np.ndarray):
-    for outputs, message in (([{"name": "y"}], "there is no output 'y'"), ([7], "outputs are asked for as")):
+    for outputs, message in (
+        ([{"name": "y"}], "there is no output 'y'"),
+        ([{"name": []}], "there is no output"),
+        ([7], "outputs are asked for as"),
+    ):
         with pytest.raises(runner.BadRequest, match=message):
             model.infer({**asked(rows), "outputs": outputs})
 
