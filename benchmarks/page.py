@@ -222,7 +222,7 @@ def serving(path: Path) -> str:
         "machine. KServe runs the package of MLServer. Triton is that of nvidia-pytriton with its Python backend; the settings for its "
         "onnxruntime backend, which that package does not have, agree with NVIDIA's schema and were not run. *Unequal*: answers in "
         "which any bit of any output differs from a run of the same batch in a session of the server's onnxruntime. The machine was "
-        "busy with other work but for the last table.\n\n"
+        "busy with other work; for the last table what could be paused of it was, and laps tell how quiet that is.\n\n"
         + table(
             ["server", "clients", "requests", "unequal", "failed", "a NaN", "a wrong shape", "no row"], checks
         )
