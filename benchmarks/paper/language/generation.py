@@ -3,7 +3,8 @@
     python benchmarks/paper/language/generation.py SOURCE_FOLDER PACKAGE_FOLDER [--tokens 100] [--threads 1] [--json]
 
 Needs onnxruntime-genai alone. Source, source again and package take turns at each token, so that whatever else the
-machine does hits all three; the control is the source over itself.
+machine does hits all three; the control is the source over itself. Times are CPU seconds, which do not go on while another
+process has the core.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def started(model: Any, ids: list[int], tokens: int) -> tuple[Any, float]:
     params = og.GeneratorParams(model)
     params.set_search_options(max_length=len(ids) + tokens, do_sample=False, top_k=1)
     generator = og.Generator(model, params)
-    start = time.perf_counter()
+    start = time.process_time()
     generator.append_tokens(ids)
-    return generator, time.perf_counter() - start
+    return generator, time.process_time() - start
 
 
 def compared(source: Path, package: Path, tokens: int, threads: int) -> dict[str, Any]:
@@ -70,10 +71,10 @@ def compared(source: Path, package: Path, tokens: int, threads: int) -> dict[str
                 break
             for turn in range(3):
                 at = (step + turn) % 3
-                start = time.perf_counter()
+                start = time.process_time()
                 generators[at].generate_next_token()
                 if step >= WARM:
-                    steps[at].append(time.perf_counter() - start)
+                    steps[at].append(time.process_time() - start)
         sequences = [[int(token) for token in generator.get_sequence(0)] for generator in generators]
         made += len(sequences[0]) - len(ids)
         same.append(sequences[0] == sequences[2])
