@@ -155,6 +155,35 @@ def test_triton_reads_its_configuration(backend: str, packages: dict[str, Path],
         ).is_file()  # from the folder that the README starts the server in
 
 
+FIELDS = """
+import json, sys
+from kserve import V1beta1InferenceService, V1beta1InferenceServiceSpec, V1beta1PredictorSpec
+from kubernetes.client import V1Container, V1ContainerPort, V1Probe
+kinds = (V1beta1InferenceService, V1beta1InferenceServiceSpec, V1beta1PredictorSpec, V1Container, V1ContainerPort, V1Probe)
+print(json.dumps([sorted(kind.attribute_map.values()) for kind in kinds]))
+"""
+
+
+@pytest.mark.nightly  # KServe's own package is installed for it
+def test_kserve_knows_every_field(packages: dict[str, Path]):
+    python = python_with("kserve", "kserve")
+    done = subprocess.run([python, "-c", FIELDS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    service = yaml.safe_load((packages["kserve"] / "inferenceservice.yaml").read_text())
+    predictor = service["spec"]["predictor"]
+    (container,) = predictor["containers"]
+    told = (
+        service,
+        service["spec"],
+        predictor,
+        container,
+        container["ports"][0],
+        container["readinessProbe"],
+    )
+    for known, fields in zip(json.loads(done.stdout), told):
+        assert set(fields) <= set(known) and len(known) > 2
+
+
 # --------------------------------------------------------------------- what runs the model
 
 
