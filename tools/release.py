@@ -47,7 +47,7 @@ class Target:
     tag: str  #: as wheels do
     library: str
     marker: str  #: of the same platform, in a requirement
-    run: bool  #: whether its library has been run: only then gapa-onnx-core asks for it
+    run: bool  #: whether its library has been run: only then it is built by itself, and gapa-onnx-core asks for it
 
 
 TARGETS = {
@@ -85,9 +85,7 @@ TARGETS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--to", type=Path, default=ROOT / "dist", help="folder for the wheels")
-    parser.add_argument(
-        "--target", action="append", choices=list(TARGETS), help="only this platform; repeatable"
-    )
+    parser.add_argument("--target", action="append", choices=list(TARGETS), help="this platform; repeatable")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
     chosen = parser.parse_args(arguments)
     date = int(os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct"))
@@ -96,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen.to.mkdir(parents=True, exist_ok=True)
 
     wheels = [core(), front()]
-    for name in chosen.target or TARGETS:
+    for name in chosen.target or [name for name, target in TARGETS.items() if target.run]:
         wheels.append(runtime(TARGETS[name], *build(name, TARGETS[name], chosen.jobs)))
     written = [wheel_file.write(wheel, chosen.to, date) for wheel in wheels]
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(written)]
