@@ -135,14 +135,21 @@ ort::CustomOpDomain* domain_for(const ort::Api* api, int64_t most_neighbours) {
   const std::lock_guard<std::mutex> lock(mutex);
   Registration& registration = registrations[{api, most_neighbours}];
   if (registration.domain == nullptr) {
+    // Kept when all of it is there: who fails half-way starts afresh the next time.
+    Registration made;
     ort::CustomOpDomain* domain = nullptr;
     check(api, ort::CreateCustomOpDomain(api, kDomain, &domain));
-    registration.schemas = schemas(most_neighbours);
-    for (const OpSchema& schema : registration.schemas) {
-      registration.ops.push_back(std::make_unique<RegisteredOp>(api, &schema));
-      check(api, ort::CustomOpDomain_Add(api, domain, registration.ops.back().get()));
+    const auto release = [api](ort::CustomOpDomain* held) {
+      ort::ReleaseCustomOpDomain(api, held);
+    };
+    std::unique_ptr<ort::CustomOpDomain, decltype(release)> held(domain, release);
+    made.schemas = schemas(most_neighbours);
+    for (const OpSchema& schema : made.schemas) {
+      made.ops.push_back(std::make_unique<RegisteredOp>(api, &schema));
+      check(api, ort::CustomOpDomain_Add(api, domain, made.ops.back().get()));
     }
-    registration.domain = domain;
+    made.domain = held.release();
+    registration = std::move(made);
   }
   return registration.domain;
 }

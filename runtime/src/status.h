@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -18,9 +19,10 @@ struct ModelError : std::runtime_error {
 /// Turns a failed call into onnxruntime into an exception.
 inline void check(const ort::Api* api, ort::Status* status) {
   if (status == nullptr) return;
-  std::string message = ort::GetErrorMessage(api, status);
-  ort::ReleaseStatus(api, status);
-  throw ModelError(message);
+  // Held, since there may be no memory for a message.
+  const auto release = [api](ort::Status* held) { ort::ReleaseStatus(api, held); };
+  const std::unique_ptr<ort::Status, decltype(release)> held(status, release);
+  throw ModelError(ort::GetErrorMessage(api, status));
 }
 
 /// Runs `body` and turns whatever it throws into a status: no exception crosses the C boundary.

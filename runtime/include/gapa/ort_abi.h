@@ -123,6 +123,7 @@ inline constexpr Slot<96, void(Value*)> ReleaseValue{};
 inline constexpr Slot<98, void(TypeInfo*)> ReleaseTypeInfo{};
 inline constexpr Slot<99, void(TensorInfo*)> ReleaseTensorTypeAndShapeInfo{};
 inline constexpr Slot<100, void(SessionOptions*)> ReleaseSessionOptions{};
+inline constexpr Slot<101, void(CustomOpDomain*)> ReleaseCustomOpDomain{};
 /// Since 1.14.
 inline constexpr Slot<237, Status*(const SessionOptions*, const char* key, int* is_there)>
     HasSessionConfigEntry{};

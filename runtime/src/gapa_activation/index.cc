@@ -5,10 +5,10 @@
 #include "gapa_activation/index.h"
 
 #include <faiss/IndexFlat.h>
-#include <faiss/IndexHNSW.h>
 #include <faiss/IndexIVFPQ.h>
 #include <faiss/impl/AuxIndexStructures.h>
 #include <faiss/impl/DistanceComputer.h>
+#include <faiss/impl/HNSW.h>
 #include <faiss/utils/Heap.h>
 
 #include <algorithm>
@@ -250,91 +250,72 @@ class IvfpqIndex : public Index {
   const uint8_t* codes_;  ///< (M, m)
 };
 
-/// The points as a FAISS index that the graph asks for distances; it holds no copy of them.
-class BorrowedPoints : public faiss::Index {
+/// The points, as the graph asks for distances; there is no copy of them.
+class Distances : public faiss::DistanceComputer {
  public:
-  BorrowedPoints(const float* points, int64_t count, int64_t dim)
-      : faiss::Index(dim, faiss::METRIC_L2), points_(points) {
-    ntotal = count;
-  }
+  Distances(const float* points, int64_t dim) : points_(points), dim_(dim) {}
 
-  faiss::DistanceComputer* get_distance_computer() const override {
-    return new Distances(points_, d);
-  }
-
-  void add(idx_t, const float*) override { FAISS_THROW_MSG("the points are given"); }
-  void reset() override { FAISS_THROW_MSG("the points are given"); }
-  void search(idx_t, const float*, idx_t, float*, idx_t*,
-              const faiss::SearchParameters*) const override {
-    FAISS_THROW_MSG("the graph searches");
+  void set_query(const float* x) override { query_ = x; }
+  float operator()(idx_t row) override { return distance_(query_, points_ + row * dim_, dim_); }
+  float symmetric_dis(idx_t a, idx_t b) override {
+    return distance_(points_ + a * dim_, points_ + b * dim_, dim_);
   }
 
  private:
-  struct Distances : faiss::DistanceComputer {
-    Distances(const float* points, int64_t dim) : points(points), dim(dim) {}
-
-    void set_query(const float* x) override { query = x; }
-    float operator()(idx_t row) override { return distance(query, points + row * dim, dim); }
-    float symmetric_dis(idx_t a, idx_t b) override {
-      return distance(points + a * dim, points + b * dim, dim);
-    }
-
-    const float* points;
-    int64_t dim;
-    const float* query = nullptr;
-    float (*distance)(const float*, const float*, int64_t) = simd::kernels().rough_distance;
-  };
-
   const float* points_;  ///< (M, d)
+  int64_t dim_;
+  const float* query_ = nullptr;
+  float (*distance_)(const float*, const float*, int64_t) = simd::kernels().rough_distance;
 };
 
+/// The graph is asked itself: an exception that leaves FAISS's search of an index, such as where
+/// memory runs out, ends the process, because it leaves a parallel region.
 class HnswIndex : public Index {
  public:
   HnswIndex(const Parameters& parameters, const HnswParts& parts)
-      : points_(parts.points.data),
-        storage_(parts.points.data, parameters.count, parameters.dim),
-        index_(&storage_) {
-    index_.ntotal = parameters.count;
-
+      : points_(parts.points.data), count_(parameters.count), dim_(parameters.dim) {
     const int32_t* levels = parts.levels.data;
     const int highest = levels[parts.entry_point];
-    faiss::HNSW& graph = index_.hnsw;
-    graph.levels.assign(levels, levels + parameters.count);
-    graph.cum_nneighbor_per_level.assign(1, 0);
+    graph_.levels.assign(levels, levels + parameters.count);
+    graph_.cum_nneighbor_per_level.assign(1, 0);
     for (int level = 0; level < highest; ++level) {
-      graph.cum_nneighbor_per_level.push_back((level + 2) * static_cast<int>(parts.degree));
+      graph_.cum_nneighbor_per_level.push_back((level + 2) * static_cast<int>(parts.degree));
     }
-    graph.offsets.assign(1, 0);
-    graph.offsets.reserve(parameters.count + 1);
+    graph_.offsets.assign(1, 0);
+    graph_.offsets.reserve(parameters.count + 1);
     for (int64_t row = 0; row < parameters.count; ++row) {
-      graph.offsets.push_back(graph.offsets.back() + (levels[row] + 1) * parts.degree);
+      graph_.offsets.push_back(graph_.offsets.back() + (levels[row] + 1) * parts.degree);
     }
-    graph.neighbors.resize(parts.links.size);
-    std::copy_n(parts.links.data, parts.links.size, graph.neighbors.begin());
-    graph.entry_point = static_cast<int>(parts.entry_point);
-    graph.max_level = highest - 1;
+    graph_.neighbors.resize(parts.links.size);
+    std::copy_n(parts.links.data, parts.links.size, graph_.neighbors.begin());
+    graph_.entry_point = static_cast<int>(parts.entry_point);
+    graph_.max_level = highest - 1;
     // More candidates than points are never kept.
-    graph.efSearch = static_cast<int>(std::min(std::max(parts.ef, parameters.k), parameters.count));
+    graph_.efSearch =
+        static_cast<int>(std::min(std::max(parts.ef, parameters.k), parameters.count));
   }
 
   void search(const Queries& queries, int64_t k, int64_t, int64_t, Rows* rows) const override {
     std::vector<float> distances(k);
+    faiss::VisitedTable visited(static_cast<int>(count_));
+    Distances points(points_, dim_);
     for (size_t i = 0; i < queries.size(); ++i) {
       std::vector<int64_t>& ids = (*rows)[i];
       ids.resize(k);
-      // FAISS also adds to global counters, unguarded; nobody reads them.
-      index_.search(1, queries[i], k, distances.data(), ids.data());
+      points.set_query(queries[i]);
+      faiss::maxheap_heapify(k, distances.data(), ids.data());
+      graph_.search(points, static_cast<int>(k), ids.data(), distances.data(), visited);
       ids.erase(std::remove_if(ids.begin(), ids.end(), [](int64_t id) { return id < 0; }),
                 ids.end());
     }
   }
 
-  const float* point(int64_t row, float*) const override { return points_ + row * storage_.d; }
+  const float* point(int64_t row, float*) const override { return points_ + row * dim_; }
 
  private:
   const float* points_;  ///< (M, d)
-  BorrowedPoints storage_;
-  faiss::IndexHNSW index_;
+  int64_t count_, dim_;
+  faiss::HNSW graph_;
 };
 
 }  // namespace
