@@ -217,7 +217,7 @@ def _detection(
         known = score + emit_candidate_deviation(graph, roles, 1, "selected_")
         rare = read_p_value(graph, score, 1, table, f"{head.output}/selected_p", known)
         roles["selected_pvalue"] = rare
-        roles["selected_ood"] = emit_flag(graph, rare, table, f"{head.output}/selected_ood")
+        roles["selected_ood"] = emit_flag(graph, rare, table, f"{head.output}/selected_ood", known)
     return Answer({**roles, **found.roles}, spread, scores=found.scores)
 
 
@@ -327,11 +327,11 @@ def _options(settings: Settings) -> HeadOptions:
 
 
 def class_count(source: SourceModel, head: Head) -> int | None:
-    """The number of classes of an output; None where the model leaves it open."""
+    """The number of classes of an output; None where the model leaves it open, or which axis they are on."""
     if head.derived is not None and head.derived.classes is not None:
         return head.derived.classes
     shape = source.tensors[head.logits].shape
-    size = None if shape is None else shape[head.axis]
+    size = None if shape is None or head.axis is None else shape[head.axis]
     return size if isinstance(size, int) else None
 
 

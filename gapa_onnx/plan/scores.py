@@ -197,7 +197,7 @@ def with_flags(
         told_by = head.output if one.witnesses is None else one.witnesses.last.reads[0]
         known = beside(source, graph, head, value, deviation, one.rank, whole_rank, told_by, watched)
         rare, table = emit_p_value(graph, served, one.rank, prefix, known_by=known)
-        flag = emit_flag(graph, rare, table, f"{head.output}/{whose}ood")
+        flag = emit_flag(graph, rare, table, f"{head.output}/{whose}ood", known)
         if valid is not None:
             with graph.scope(f"{head.output}/{whose}ood"):
                 flag = graph.emit("And", flag, valid)

@@ -75,7 +75,7 @@ def by_graph(scores: np.ndarray, asked: np.ndarray, level: float, opset: int, op
         p, tensors = emit_p_value(graph, values["score"], asked.ndim, "y/score")
         tables.append(tensors)
         again = read_p_value(graph, values["score"], asked.ndim, tensors, "y/other")
-        return p, emit_flag(graph, p, tensors, "y/ood"), again
+        return p, emit_flag(graph, p, tensors, "y/ood", values["score"]), again
 
     def numbers():
         return {**tables[0].filled(scores), tables[0].level: np.asarray(level)}

@@ -92,6 +92,41 @@ def test_every_row_without_a_sound_variance_is_flagged(kind, request):
     assert reached > 2  # several ways were found that make variances unsound
 
 
+def with_number(model: onnx.ModelProto, name: str, number: float) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    (tensor,) = [tensor for tensor in copy.graph.initializer if tensor.name == name]
+    array = np.full_like(numpy_helper.to_array(tensor), number)
+    tensor.CopyFrom(numpy_helper.from_array(array, name))
+    return copy
+
+
+@pytest.mark.parametrize("number", [-1.0, -np.inf, np.nan, 3e38])
+def test_no_other_damaged_number_takes_the_flag_away(regression, number):
+    """Variances are negative, and so is the level, or any other number that a flag is made of."""
+    (head,) = read(regression).heads.values()
+    negative = next(one for what, one in damaged(regression) if what.endswith("negative") and "var" in what)
+    names = [output.name for output in negative.graph.output]
+    feed = {"x": np.random.default_rng(8).standard_normal((8, 3)).astype(np.float32)}
+    scalars = [
+        tensor.name
+        for tensor in negative.graph.initializer
+        if not tensor.dims
+        and tensor.data_type == onnx.TensorProto.FLOAT
+        and ("gapa/" in tensor.name or "/level" in tensor.name)
+    ]
+    assert any(name.endswith("/level") for name in scalars)
+    reached = 0
+    for name in scalars:
+        model = with_number(negative, name, number)
+        session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        answers = dict(zip(names, session.run(names, feed)))
+        rows = unsound(answers, head.outputs)
+        reached += rows.any()
+        assert answers[head.outputs["ood"]][rows].all(), name
+    assert reached > 0
+
+
 def test_a_class_that_is_ruled_out_is_no_reason_for_a_flag():
     """Logits of minus infinity have no error bar, and a model may have them for every input."""
     from onnx import parser

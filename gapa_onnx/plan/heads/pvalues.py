@@ -98,8 +98,10 @@ def read_p_value(
         return graph.where(graph.emit("IsNaN", nothing, dtype=np.bool_), score.lift(0), rare)
 
 
-def emit_flag(graph: VarianceGraph, p: Value, tensors: TableTensors, scope: str) -> Value:
-    """Emit not (p > level)."""
+def emit_flag(graph: VarianceGraph, p: Value, tensors: TableTensors, scope: str, known_by: Value) -> Value:
+    """Emit not (p > level), and true where `known_by` is not finite, whatever the level is and the p-value says."""
     with graph.scope(scope):
-        level = graph.tensor(tensors.level, p.dtype)
+        level = graph.tensor(tensors.level, p.dtype) + (
+            known_by - known_by
+        )  # nothing is above what is no number
         return graph.emit("Not", graph.compare("Greater", p, level))
