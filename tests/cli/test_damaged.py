@@ -467,3 +467,18 @@ def test_rewired_models_are_answered_or_refused(capsys, tmp_path, name):
         more = ["run", path, "--data", data] if number % 4 == 0 else ["inspect", path]
         codes.append(outcome(capsys, *more)[0])
     assert {0, 2} == set(codes)
+
+
+def test_labels_without_a_row_are_told(capsys, digits_file, tmp_path):
+    (tmp_path / "labels.csv").write_text("label\n")
+    data = MODELS / "digits_mlp_heldout.npz"
+    code, said = outcome(capsys, "evaluate", digits_file, "--data", data, "--labels", tmp_path / "labels.csv")
+    assert code == 2 and "there are 0 labels for" in said
+
+
+def test_a_converted_file_that_lost_its_record_is_inspected_as_any_model(capsys, answering, tmp_path):
+    """Among its outputs are numbers for classes whose axis nobody knows."""
+    model = onnx.ModelProto.FromString(answering[0].SerializeToString())
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "model.onnx")
+    assert outcome(capsys, "inspect", tmp_path / "model.onnx")[0] == 0

@@ -190,8 +190,8 @@ def _from_table(path: Path, *, delimited: bool) -> Array:
                 "classes are numbers from 0; one of several columns is named y, labels or targets",
             )
         values.append(cells)
-    found = np.array(values, np.float64).reshape(len(values), -1)
-    return found[:, 0] if found.shape[1] == 1 else found
+    found = np.array(values, np.float64).reshape(len(values), width)
+    return found[:, 0] if width == 1 else found
 
 
 def _cells(path: Path, *, delimited: bool) -> tuple[list[list[str]], str]:
