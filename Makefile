@@ -8,9 +8,9 @@ DEBIAN := g++ cmake libfaiss-dev libeigen3-dev python3-venv
 # for the test of the report, which is skipped where there is no browser
 BROWSER := chromium chromium-driver
 SOURCES := pyproject.toml $(shell find clients -type f) $(shell find gapa_onnx cli runtime -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.css' -o -name 'CMakeLists.txt' -o -name '*.cmake' -o -name '*.map')
-NATIVE := $(shell find runtime -name '*.cc' -o -name '*.h' -o -name '*.inc')
+NATIVE := $(shell find runtime tests/fuzz/native -name '*.cc' -o -name '*.h' -o -name '*.inc')
 
-.PHONY: demo test nightly soak lint format house bench figures pins wheels check-wheels reproducible clean
+.PHONY: demo test nightly soak fuzz lint format house bench figures pins wheels check-wheels reproducible clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo.py
@@ -28,6 +28,10 @@ MINUTES ?= 60
 CORES ?= 1
 soak: $(VENV)/.installed
 	$(BIN)/python tests/soak/soak.py --minutes $(MINUTES) --cores $(CORES)
+
+# `make fuzz HOURS=8`: all fuzzers in turn, going on where they ended; docs/fuzzing.md
+fuzz: $(VENV)/.installed
+	cd tests && ../$(BIN)/python -m fuzz.run --hours $(or $(HOURS),1)
 
 # formats, style and types; the limits on rooms and functions are a test (tests/test_house.py)
 lint: $(VENV)/.installed
