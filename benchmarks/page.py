@@ -283,12 +283,44 @@ def drift(path: Path) -> str:
     )
 
 
+def many_machines(path: Path) -> str:
+    """Shards and Ray beside one pass."""
+    found = json.loads(path.read_text())
+    names = {
+        "mnist": "classifier, MNIST",
+        "resnet20": "ResNet-20, CIFAR-10",
+        "decoder": "small decoder, random tokens",
+    }
+    lines = [
+        "| network, data | rows | shards | the same bytes as one pass | largest part | convert | convert from parts |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, label in names.items():
+        if name in found:
+            case = found[name]
+            lines.append(
+                f"| {label} | {case['rows']:,} | {case['shards']} | {'yes' if case['same'] else '**no**'} | "
+                f"{case['largest_part_bytes'] / 1e6:.1f} MB | {case['convert_seconds']} s | {case['from_parts_seconds']} s |"
+            )
+    text = "Wall times of one run beside other work, for orientation.\n\n" + "\n".join(lines) + "\n"
+    if "ray" not in found:
+        return text
+    case = found["ray"]
+    return (
+        f"{text}\nRay, ResNet-20 on {case['rows']:,} images, one thread a worker: the same bytes "
+        f"{'always' if case['same'] else '**not always**'}; reading took {case['seconds_of_one']} s with one worker and "
+        f"{case['seconds_of_two']} s with two, {case['times_as_fast']} times as fast by medians (two runs of one worker: "
+        f"{case['control']} apart).\n"
+    )
+
+
 SECTIONS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
     ("Cost of converted networks", "speed.csv", "python benchmarks/speed.py --only ratios", ratios),
     ("Cost of the default, by many processes", "costs.csv", "python benchmarks/costs.py", default_costs),
     ("Cost of one site", "speed_growth.csv", "python benchmarks/speed.py --only growth", growth),
     ("Memory", "speed_memory.csv", "python benchmarks/speed.py --only memory", memory),
     ("Calibration", "calibration_speed.json", "python benchmarks/calibration_speed.py", calibration),
+    ("Many machines", "many_machines.json", "python benchmarks/many_machines.py", many_machines),
     ("The native kernel beside FAISS", "native_kernel.csv", "python benchmarks/native_kernel.py", kernel),
     (
         "Native operators",

@@ -80,16 +80,17 @@ def collect(
     *,
     address: str | None = None,
     workers: int | None = None,
+    shards: int | None = None,
     progress: Progress = silent,
     **options: Any,
 ) -> Collected:
-    """All shards of the data, each read by a task of Ray."""
+    """All shards of the data, each read by a task of Ray; four for each worker, unless `shards` says how many."""
     ray = _ray()
     if workers is not None and workers < 1:
         raise UserError(f"`workers` is {workers}", "give at least 1")
     with _cluster(ray, address):
         count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        shards = SHARDS_OF_A_WORKER * count
+        shards = shards or SHARDS_OF_A_WORKER * count
         data = _dataset(calib) if _is_dataset(calib) else calib
         # A task reads its shard in a process of its own, which holds the model as long as that takes.
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_shard)

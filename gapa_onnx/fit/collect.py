@@ -296,7 +296,9 @@ def _most_strange(batch: Batch, rows: int) -> int:
 def _stretches(fed: Feeding, shard: Shard | None) -> Iterator[tuple[int, int, Batch]]:
     """The batches of a shard, or all: number of the stretch, position of the first row, and what is fed. Whoever reads
     a batch as given has to say how many rows it has."""
-    several = 1 if fed.size is None else -(-STRETCH // fed.size)
+    # where the model fixes the size of a batch, that is it
+    rows = row_count(next(fed.batches())) if fed.size and is_fixed(fed.inputs) else fed.size
+    several = 1 if rows is None else -(-STRETCH // rows)
     first, end = shard.ends(fed.rows or 0) if shard else (0, 0)
     start, inside = 0, True
     for number, batch in enumerate(fed.batches()):
