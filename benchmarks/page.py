@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import trust
+
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 Row = dict[str, str]
@@ -330,6 +332,8 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
     ),
     ("Serving", "serving.json", "python benchmarks/serving/run.py", serving),
     ("Whether the input has changed", "drift.json", "python benchmarks/drift.py", drift),
+    ("Faults", "faults.json", "PYTHONPATH=tests python -m faults.table", trust.faults),
+    ("A long run", "soak.json", "python tests/soak/soak.py --to benchmarks/results/soak.json", trust.soak),
 )
 
 

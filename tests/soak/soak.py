@@ -7,7 +7,8 @@ Which file, how many threads in a session, which rows and how long a session liv
 shared by all threads, and the last that uses one closes it.
 
 Memory is looked at when all threads rest and no session is open: what is free is handed back to the system
-(`malloc_trim`), then the resident set is read. Growth is the median of the last five such readings less that of the first
+(`malloc_trim`), then the resident set is read, and what of it is anonymous, which the machine does not take away as it
+does pages of files. Growth is, of the latter, the median of the last five such readings less that of the first
 five behind the warm-up, so a leak shows however slow, while caches that fill once do not.
 
 A share of the machine can be set (`--cores`): each thread rests as long as its work took too much of it.
@@ -189,11 +190,11 @@ class Soak:
             worker.join()
 
     def growth(self) -> float:
-        """MB of resident memory from the end of the warm-up to the end of the run."""
+        """MB of anonymous resident memory from the end of the warm-up to the end of the run; pages of files come and go."""
         warm = self.readings[int(len(self.readings) * WARM) :]
         ends = min(READINGS, max(1, len(warm) // 2))
         first, last = warm[:ends], warm[-ends:]
-        return median(mb for _, mb, _ in last) - median(mb for _, mb, _ in first)
+        return median(mb for _, _, mb in last) - median(mb for _, _, mb in first)
 
     def _work(self, seed: int) -> None:
         random = np.random.default_rng(seed)
@@ -282,8 +283,8 @@ def report(soak: Soak, minutes: float) -> dict[str, object]:
         "calls": sum(soak.calls.values()),
         "differences": sum(soak.differences.values()),
         "growth_mb": round(soak.growth(), 2),
-        "resident_mb": [round(mb, 1) for _, mb, _ in (soak.readings[0], soak.readings[-1])],
-        "readings": len(soak.readings),
+        "resident_mb": [round(mb, 1) for _, mb, _ in soak.readings],
+        "anonymous_mb": [round(mb, 1) for _, _, mb in soak.readings],
         "cases": dict(sorted(soak.calls.items())),
         "onnxruntime": ort.__version__,
         "gapa_onnx": gapa_onnx.__version__,
