@@ -216,6 +216,7 @@ _SEARCHES = {
     "hnsw": "a walk along a graph of points",
     "ivfpq": "points in lists, in compressed form",
     "local": "the nearest point, whose neighbours were prepared",
+    "prepared": "the nearest point, whose neighbours were prepared, with what a portable engine needs of them",
 }
 _COMPARED = {
     "share": "the part of a site's variance that the data leave unexplained",

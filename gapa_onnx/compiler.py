@@ -54,6 +54,7 @@ from gapa_onnx.plan.targets import read_targets
 from gapa_onnx.progress import Progress, silent
 from gapa_onnx.record import BudgetRecord, require
 from gapa_onnx.sessions.feeding import MEMORY
+from gapa_onnx.sessions.runtime import library_path
 from gapa_onnx.settings import Settings
 from gapa_onnx.settle.settle import settle
 
@@ -284,6 +285,11 @@ def _known(held: HeldOut | None) -> dict[str, Any]:
 
 def _settings(settings: Settings | None, paper: bool, choices: Mapping[str, Any]) -> Settings:
     chosen = replace(settings or Settings(), **choices)
+    if chosen.portable == "none" and library_path() is None:
+        raise UserError(
+            "a file without portable functions cannot be run here, as the native library is missing",
+            "leave `portable` out, or install a release of gapa-onnx that has the library; `gapa-onnx doctor` looks for it",
+        )
     return chosen.as_in_paper() if paper else chosen
 
 

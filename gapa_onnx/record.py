@@ -22,7 +22,7 @@ FORMAT = 5  #: of the record; raised whenever a field is added, removed or chang
 
 # Text that is one of some words.
 Layout = Annotated[str, "rows", "positions", "pooled", "flat"]
-Index = Annotated[str, "flat", "ivf", "ivfpq", "hnsw", "local"]
+Index = Annotated[str, "flat", "ivf", "ivfpq", "hnsw", "local", "prepared"]
 Metric = Annotated[
     str, "euclidean", "standardised", "direction", "whitened", "whitened-direction", "polar", "projected"
 ]

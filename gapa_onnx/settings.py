@@ -240,6 +240,15 @@ class Settings:
         "less than 48 MB.",
         group=GAUSSIAN_PROCESS,
     )
+    portable: str = one_of(
+        "fast",
+        "small",
+        "none",
+        help="For engines without the native library: factors of prepared neighbourhoods, up to 16 MB a place; as many "
+        "neighbours as need no more space than the points, in place of `k`, for either way of running; or nothing: "
+        "the file then needs the library.",
+        group=GAUSSIAN_PROCESS,
+    )
     length_scale: str | float = word_or_number(
         "site",
         "input",
@@ -287,6 +296,14 @@ class Settings:
     def of_witness(self) -> Settings:
         """The same for a place that passes no variance on."""
         return replace(self, k=min(self.k, WITNESS_NEIGHBOURS))
+
+    def within_space(self, width: int) -> Settings:
+        """The same where factors may take no more space than points of this width and their neighbourhoods: fewer
+        neighbours, for `portable` small."""
+        if self.portable != "small" or not self.cached:
+            return self
+        most = int((1 + (1 + 8 * width) ** 0.5) / 2)  # k (k + 1) / 2 <= width + k
+        return replace(self, k=max(1, min(self.k, most)))
 
     def metric_at(self, chosen: bool) -> str:
         """The metric of a place, auto where the data choose; `chosen` where its queries are those of a detector's

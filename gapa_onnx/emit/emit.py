@@ -57,7 +57,8 @@ def emit(
     """The converted model, with its record."""
     source = template.plan.source
     additions = _filled(template, numbers)
-    model = splice(source.proto, additions, template.outputs, template.functions)
+    functions = () if settings.portable == "none" else template.functions
+    model = splice(source.proto, additions, template.outputs, functions)
     _loosen_outputs(model, template)
     record = _record(template, additions, numbers, calibration, settings, budget)
     if held is not None:

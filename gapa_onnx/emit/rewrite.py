@@ -27,7 +27,7 @@ from gapa_onnx.model.constants import has_subgraph
 from gapa_onnx.model.load import SourceModel
 from gapa_onnx.op.contract import DOMAIN
 from gapa_onnx.op.function import body
-from gapa_onnx.op.heads import OF_HEADS
+from gapa_onnx.op.heads import head_bodies
 from gapa_onnx.plan.analyse import Plan
 from gapa_onnx.plan.candidates import selections
 from gapa_onnx.plan.head import Head
@@ -44,6 +44,10 @@ from gapa_onnx.variance.qdq import reading_graph
 from gapa_onnx.variance.sites import Selection, Site
 
 ScoreKey = tuple[str, str]  #: output and role of a score
+
+MANY_SAMPLES = (
+    64  # that a head takes: from here on, what its function computes for all rows at once is taken apart
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def rewrite(
         return own[site.output]
 
     if plan.score_only:
-        return _scores_alone(plan, fits[plan.sites[0].output], _watched(plan, calibration))
+        return _scores_alone(plan, fits[plan.sites[0].output], _watched(plan, calibration), settings)
     result = propagate(source, plan.sites, birth, cut=settings.cut, options=plan.options)
     graph = result.graph
     heard = witnesses.heard(graph, at_sites)
@@ -116,7 +120,7 @@ def rewrite(
         plan=plan,
         additions=additions,
         outputs=tuple(infos),
-        functions=tuple(_functions(source.opset, (*calibration.fits, *calibration.witnesses), additions)),
+        functions=tuple(_functions(source.opset, calibration.places, additions, settings, plan.heads)),
         sites=_within(
             additions,
             (replace(site, multiples=graph.multiples_of(site.amplitude)) for site in at_sites.values()),
@@ -270,7 +274,9 @@ def _scores(answers: Mapping[str, Answer]) -> dict[ScoreKey, ScoreTensors]:
     }
 
 
-def _scores_alone(plan: Plan, fit: SiteFit, watched: Mapping[str, tuple[str, ...]]) -> Template:
+def _scores_alone(
+    plan: Plan, fit: SiteFit, watched: Mapping[str, tuple[str, ...]], settings: Settings
+) -> Template:
     """The template of a plan without variances: the share of its one site is the score."""
     source, (head,) = plan.source, plan.heads
     graph = reading_graph(source)
@@ -285,7 +291,7 @@ def _scores_alone(plan: Plan, fit: SiteFit, watched: Mapping[str, tuple[str, ...
         plan=plan,
         additions=additions,
         outputs=tuple(declare_scores(value) for value in named.values()),
-        functions=tuple(_functions(source.opset, [fit], additions)),
+        functions=tuple(_functions(source.opset, [fit], additions, settings)),
         sites=(site,),
         roles={head.output: {role: value.name for role, value in named.items()}},
         spreads={head.output: score},
@@ -327,11 +333,17 @@ def _named(graph: VarianceGraph, head: Head, found: Answer) -> dict[str, Value]:
 
 
 def _functions(
-    opset: int, fits: Sequence[SiteFit], additions: onnx.GraphProto
+    opset: int,
+    fits: Sequence[SiteFit],
+    additions: onnx.GraphProto,
+    settings: Settings,
+    heads: Sequence[Head] = (),
 ) -> Iterator[onnx.FunctionProto]:
     """The function of each index kind in use, and those of heads that are written as operators."""
     for kind in sorted({fit.index.kind for fit in fits}):
-        bodies = [body(kind, opset, fit.k, fit.index.tensors) for fit in fits if fit.index.kind == kind]
+        alike = [fit for fit in fits if fit.index.kind == kind]
+        many = any(fit.site.many for fit in alike)
+        bodies = [body(kind, opset, fit.k, fit.index.tensors, many) for fit in alike]
         if any(other != bodies[0] for other in bodies[1:]):
             raise UserError(
                 f"sites with an index of kind {kind!r} differ in size, which opset {opset} cannot express in one function",
@@ -339,7 +351,13 @@ def _functions(
             )
         yield bodies[0]
     called = {node.op_type for node in additions.node if node.domain == DOMAIN}
-    yield from (body_of(opset) for name, body_of in OF_HEADS.items() if name in called)
+    yield from head_bodies(opset, called, _many_rows(heads, settings))
+
+
+def _many_rows(heads: Sequence[Head], settings: Settings) -> bool:
+    """Whether what a head computes is too much to do for all rows at once."""
+    several = any(head.axis is not None and head.rank != 2 for head in heads)
+    return several or (settings.samples or 0) > MANY_SAMPLES
 
 
 def _shaped_like(graph: VarianceGraph, source: SourceModel, site: Site, query: Value, own: Value) -> Value:

@@ -31,8 +31,10 @@ from gapa_onnx.fit.collector import HELD_OUT_ROWS, Collector, InputSample
 from gapa_onnx.fit.geometry import Geometry, geometry_of, is_whitened
 from gapa_onnx.fit.kept_rows import KeptRows
 from gapa_onnx.fit.reader import QueryReader
+from gapa_onnx.op import prepared
 from gapa_onnx.op.approximation import rounding_error, share_error
 from gapa_onnx.op.body import ANY_SIZE_OPSET
+from gapa_onnx.op.factors import with_factors
 from gapa_onnx.op.index import Index, build_index
 from gapa_onnx.op.neighbourhoods import choose
 from gapa_onnx.op.storage import Storage, fit_storage
@@ -196,6 +198,7 @@ def _fit(collector: Collector, settings: Settings, material: Material, progress:
     length_scale = _length_scale(site, rows, settings, material.inputs)
     pooled = site.layout is Layout.POOLED
     wanted = settings.points_for(rows.shape[1], site.many, site.chosen, witness, pooled)
+    settings = settings.within_space(rows.shape[1])
     chosen = inducing.select(
         settings.inducing,
         rows,
@@ -217,6 +220,8 @@ def _fit(collector: Collector, settings: Settings, material: Material, progress:
         )
     held_out = _held_out(rows, settings.seed)
     index = _build_index(points, rows, held_out, length_scale, settings, _search(material, settings))
+    if settings.portable != "none" and material.opset >= prepared.OLDEST_OPSET:
+        index = with_factors(index, settings.k, length_scale, settings.jitter)
     sizes = inducing.cluster_sizes(rows, index.points) if settings.inducing == "kmeans" else None
     jitter, k = settings.jitter, settings.k
     shares = _leave_one_out(index, storage, held_out, k, length_scale, jitter, sizes)

@@ -24,6 +24,7 @@ from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.measure.agreement import (
     LEVELS,
+    PREPARED_TOLERANCE,
     SHARE_TOLERANCE,
     SMALLEST_SHARE,
     Batch,
@@ -34,6 +35,7 @@ from gapa_onnx.measure.agreement import (
     run,
 )
 from gapa_onnx.measure.equality import bit_equal, fingerprints
+from gapa_onnx.op.contract import PREPARED
 from gapa_onnx.record import Record, ScoreRecord, WitnessesRecord
 from gapa_onnx.sessions.runtime import first_line, library_path
 
@@ -52,6 +54,20 @@ ROLES = (
     "image_score",
     "seq_score",
 )
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """By how much shares of the two paths may differ."""
+
+    relative: float
+    beside: float
+
+    @classmethod
+    def of(cls, record: Record) -> Rounding:
+        if any(place.index == PREPARED for place in record.places):
+            return cls(SHARE_TOLERANCE + PREPARED_TOLERANCE[0], SMALLEST_SHARE + PREPARED_TOLERANCE[1])
+        return cls(2 * SHARE_TOLERANCE, SMALLEST_SHARE)
 
 
 @dataclass(frozen=True)
@@ -135,6 +151,8 @@ def checks(
 ) -> list[Check]:
     """Of a converted model without the library, beside its native answers by level; `exposed` has its shares as
     outputs, which the native answers at level none hold too."""
+    if not converted.functions:
+        return [Check("runs without the library", True, "it does not, as `portable` is none")]
     found: dict[str, Sequence[Batch]] = {}
     faults = []
     outputs = list(asked.expected["none"][0])
@@ -169,16 +187,18 @@ def _agreement(
     if not kept:
         return Check(name, True, "nothing could be compared: rounding chose other neighbours")
     worst, faults = 0.0, set()
+    rounding = Rounding.of(record)
     raised = 1 + _raised(record, converted)
     for at in kept:
-        floor = SMALLEST_SHARE / max(_mean_share(record, plain[at]), SMALLEST_SHARE)
+        floor = rounding.beside / max(_mean_share(record, plain[at]), rounding.beside)
         for level in native.keys() & portable.keys():
             for output, role, score in _compared(record):
                 a, b = (_numbers(answers[level][at][output]) for answers in (native, portable))
                 if score is not None and score.witnesses is not None:
-                    error = _beyond_by_witnesses(converted, score.witnesses, plain[at], a, b)
+                    error = _beyond_by_witnesses(converted, score.witnesses, plain[at], a, b, rounding)
                 else:
-                    error = _beyond(a, b, role, floor * raised, raised, one_sided=_misses(record))
+                    relative = rounding.relative * raised
+                    error = _beyond(a, b, role, floor * raised, relative, one_sided=_misses(record))
                 worst = max(worst, error)
                 faults |= {f"{output} at optimisation {level}: {error:.1e}"} if error > 1 else set()
     detail = "; ".join(sorted(faults)) or f"differences ≤ {worst:.1e} of what single precision allows"
@@ -195,12 +215,16 @@ def _compared(record: Record) -> Iterator[tuple[str, str, ScoreRecord | None]]:
 
 
 def _beyond_by_witnesses(
-    converted: onnx.ModelProto, witnesses: WitnessesRecord, shares: Batch, native: Array, portable: Array
+    converted: onnx.ModelProto,
+    witnesses: WitnessesRecord,
+    shares: Batch,
+    native: Array,
+    portable: Array,
+    rounding: Rounding,
 ) -> float:
     """The largest difference of two scores by witnesses in units of what is allowed.
 
-    A score moves by at most all slopes together times what the logarithm of a share moves by: twice the tolerance of a
-    share, and SMALLEST_SHARE over it.
+    A score moves by at most all slopes together times what the logarithm of a share moves by.
     """
     if native.shape != portable.shape or (np.isfinite(native) != np.isfinite(portable)).any():
         return float("inf")
@@ -211,7 +235,7 @@ def _beyond_by_witnesses(
     )  # (N, 1), or (N, T) of positions
     # A sequence moves by no more than the position of it that moves most.
     least = least.ravel() if least.size == native.size else least.min(axis=1)
-    moved = 2 * SHARE_TOLERANCE + SMALLEST_SHARE / np.maximum(least, SMALLEST_SHARE)
+    moved = rounding.relative + rounding.beside / np.maximum(least, rounding.beside)
     allowed = _steepest(converted, witnesses) * moved
     known = np.isfinite(native)
     return float((np.abs(native - portable)[known] / allowed[known]).max(initial=0.0))
@@ -254,13 +278,13 @@ def _numbers(answer: Any) -> Array:
 
 
 def _beyond(
-    native: Array, portable: Array, role: str, floor: float, raised: float = 1.0, *, one_sided: bool
+    native: Array, portable: Array, role: str, floor: float, relative: float, *, one_sided: bool
 ) -> float:
     """The largest difference in units of what is allowed; infinite where one is a number and the other is not."""
     if native.shape != portable.shape or (np.isfinite(native) != np.isfinite(portable)).any():
         return float("inf")
     known = np.isfinite(native)
-    relative = raised * 2 * SHARE_TOLERANCE + SUMS * float(np.finfo(native.dtype).eps)
+    relative += SUMS * float(np.finfo(native.dtype).eps)
     a, b = native[known].astype(np.float64), portable[known].astype(np.float64)
     if role == "probs":
         allowed = np.full(a.shape, PROBABILITY_SLOPE * (relative + floor))

@@ -38,7 +38,8 @@ def splice(
     model.graph.output.extend(outputs)
     model.functions.extend(functions)
     imported = {entry.domain for entry in model.opset_import}
-    for domain in dict.fromkeys(function.domain for function in functions):
+    called = (node.domain for node in additions.node if node.domain)
+    for domain in dict.fromkeys([*(function.domain for function in functions), *called]):
         if domain not in imported:
             model.opset_import.add(domain=domain, version=1)
     _raise_ir_version(model)

@@ -39,7 +39,7 @@ def to_faiss(index: Index) -> faiss.Index:
     quantiser = faiss.IndexFlatL2(d)
     quantiser.add(tensors["centroids"])
     count, offsets = len(tensors["centroids"]), tensors["list_offsets"]
-    if index.kind in ("ivf", "local"):
+    if index.kind == "ivf" or index.is_local:
         lists, content = faiss.IndexIVFFlat(quantiser, d, count), tensors["points"]
     else:
         lists, content = faiss.IndexIVFPQ(quantiser, d, count, tensors["codes"].shape[1], 8), tensors["codes"]
@@ -71,7 +71,7 @@ def _to_faiss_hnsw(tensors: dict[str, Array], d: int) -> faiss.Index:
 
 def find(index: Index, queries: Array, k: int) -> Array:
     """The neighbours that the operator uses for queries (q, d), by FAISS -> (q, k)."""
-    local = index.kind == "local"
+    local = index.is_local
     found: Array = to_faiss(index).search(queries, 1 if local else k)[1]
     return index.tensors["neighbourhoods"][found[:, 0], :k] if local else found
 

@@ -4,12 +4,13 @@ Rows of logits have nothing to do with each other. All but the split is done for
 takes some rows at a time, at all points:
 
     bring the classes to the last axis → rows → bridge, with the source's first class on top → probs
-    → Loop over blocks of rows: TopK → m + √v ε → LogSoftmax → means over the points → sums
+    → TopK → m + √v ε → LogSoftmax → means over the points → sums
     → the shape of the logits without their classes.
 
-A block has about `BLOCK` numbers, whatever the number of rows, classes and points: one step where there are
-few rows, and temporary tensors that stay in the processor's cache where there are many. All sizes are read
-at run time, so that one body serves every node of a model. Its float64 reference is in `heads.reference`.
+Where a sample has one row of logits, all rows are done at once, in operators that every engine has. Where it has a row
+for each pixel or token, the split is in a Loop over blocks of about `BLOCK` numbers, whatever the number of rows, classes and
+points: temporary tensors are as many times larger than the logits as there are points. All sizes are read at run time, so that one
+body serves every node of a model. Its float64 reference is in `heads.reference`.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _DOC = (
 )
 
 
-def classes_body(opset: int) -> onnx.FunctionProto:
-    """The function for an opset."""
+def classes_body(opset: int, in_blocks: bool = True) -> onnx.FunctionProto:
+    """The function for an opset; `in_blocks` where rows may be many."""
     if opset < OLDEST_OPSET:
         raise ValueError(f"there is no GapaClasses for opset {opset}, only from {OLDEST_OPSET} on")
     e = FunctionBody(opset, CLASSES)
@@ -56,7 +57,7 @@ def classes_body(opset: int) -> onnx.FunctionProto:
     means = e.rename(_as_rows(e, possible, sizes), "mean_rows")
     variances = e.rename(_as_rows(e, e.inputs["var"], sizes), "var_rows")
     _bridge(e, means, variances, sizes)
-    _split(e, means, variances, sizes)
+    _split(e, means, variances, sizes, in_blocks)
     return e.to_function(_DOC)
 
 
@@ -148,9 +149,8 @@ class _Noise:
     by_point: Value  #: the shape (S, -1)
 
 
-def _split(e: FunctionBody, mean: Value, var: Value, sizes: _Sizes) -> None:
-    """`entropy`, `aleatoric` and `epistemic`, block by block."""
-    rows = e.rename(_size(e, e.shape(mean), 0), "row_count")
+def _split(e: FunctionBody, mean: Value, var: Value, sizes: _Sizes, in_blocks: bool) -> None:
+    """`entropy`, `aleatoric` and `epistemic`."""
     points = e.inputs["points"]
     point_count = e.rename(_size(e, e.shape(points), 0), "point_count")
     columns = e.rename(e.emit("Mod", sizes.class_numbers, _size(e, e.shape(points), 1)), "columns")
@@ -161,6 +161,28 @@ def _split(e: FunctionBody, mean: Value, var: Value, sizes: _Sizes) -> None:
         e.rename(weights, "weights"),
         e.rename(_joined(e, count, e.ints(-1)), "by_point"),
     )
+    each = (
+        _by_blocks(e, mean, var, noise, sizes, point_count)
+        if in_blocks
+        else _at_once(e, mean, var, noise, sizes)
+    )
+    for part, found in zip(_SPLIT, each):
+        e.output(e.reshape(e.rename(found, f"{part}_rows"), sizes.leading), part)
+
+
+def _at_once(e: FunctionBody, mean: Value, var: Value, noise: _Noise, sizes: _Sizes) -> list[Value]:
+    """The parts of `_SPLIT` of all rows, (n,) each."""
+    # One more row, as onnxruntime 1.17 divides by the number of rows in TopK.
+    spare = e.emit("ConstantOfShape", _joined(e, e.ints(1), sizes.classes), dtype=np.float32)
+    logits, spread = (_joined(e, x, spare) for x in (mean, var))
+    return [e.slice(part, 0, 0, -1) for part in _step(e, logits, spread, noise, sizes)]
+
+
+def _by_blocks(
+    e: FunctionBody, mean: Value, var: Value, noise: _Noise, sizes: _Sizes, point_count: Value
+) -> list[Value]:
+    """The same, block by block."""
+    rows = e.rename(_size(e, e.shape(mean), 0), "row_count")
     blocks, row_numbers = _blocks(e, rows, point_count * sizes.class_number)
 
     def step(inner: FunctionBody, number: Value, states: list[Value]) -> tuple[list[Value], list[Value]]:
@@ -172,9 +194,7 @@ def _split(e: FunctionBody, mean: Value, var: Value, sizes: _Sizes) -> None:
     steps = e.rename(e.where(e.compare("Greater", rows, 0), blocks, e.constant(np.int64(0))), "step_count")
     _, stacks = loop(e, steps, [], step, "block", ranks=(1, 1, 1))
     all_rows = e.unsqueeze(rows, [0])
-    for part, stack in zip(_SPLIT, stacks):
-        flat = e.slice(e.emit("Reshape", stack, e.ints(-1)), 0, 0, all_rows)
-        e.output(e.reshape(e.rename(flat, f"{part}_rows"), sizes.leading), part)
+    return [e.slice(e.emit("Reshape", stack, e.ints(-1)), 0, 0, all_rows) for stack in stacks]
 
 
 def _blocks(e: FunctionBody, rows: Value, per_row: Value) -> tuple[Value, Value]:

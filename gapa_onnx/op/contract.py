@@ -12,7 +12,9 @@ gets s = NaN, never a confident number.
 
 `GapaActivationLocal` differs in its neighbours: they are those of the nearest inducing point, not of the
 query itself, so that everything that depends on them alone can be computed once, at load. They are listed
-in the order of the neighbourhood; where the probed lists are empty there are none.
+in the order of the neighbourhood; where the probed lists are empty there are none. `GapaActivationPrepared` is
+the same operator of an even number of neighbours, with the inverse factor of each neighbourhood as one more tensor:
+the portable body reads s from that without a loop, and in float32; the native kernel computes it by itself.
 
 `GapaClasses` is for heads. A row is what has the same place but for its class. With m and v the means and
 variances of its C logits,
@@ -49,6 +51,9 @@ DOMAIN = "ai.gapa"
 VERSION = 1
 
 
+PREPARED = "prepared"  #: the local index whose file holds the factors
+
+
 @dataclass(frozen=True)
 class Port:
     """One input or output of an operator."""
@@ -64,7 +69,7 @@ class OpSchema:
     """One operator of the domain."""
 
     name: str
-    index: str  #: flat, ivf, ivfpq, hnsw or local; "" for what has no index
+    index: str  #: flat, ivf, ivfpq, hnsw, local or prepared; "" for what has no index
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 
@@ -88,6 +93,13 @@ _LIST_OFFSETS = Port(
 )
 _NPROBE = Port(
     "nprobe", np.int64, ("1",), "lists searched per query, those of the nearest centroids, 1 ≤ nprobe ≤ L"
+)
+
+_NEIGHBOURHOODS = Port(
+    "neighbourhoods",
+    np.int32,
+    ("M", "N"),
+    "rows of N points for each point, itself first; the first k count, k ≤ N",
 )
 
 _COMMON = (_QUERY, _K, _LENGTH_SCALE, _JITTER)
@@ -146,25 +158,33 @@ SCHEMAS = {
         OpSchema(
             "GapaActivationLocal",
             "local",
+            (*_COMMON, _POINTS, _NEIGHBOURHOODS, _CENTROIDS, _LIST_OFFSETS, _NPROBE),
+            _OUTPUTS,
+        ),
+        OpSchema(
+            "GapaActivationPrepared",
+            PREPARED,
             (
                 *_COMMON,
                 _POINTS,
-                Port(
-                    "neighbourhoods",
-                    np.int32,
-                    ("M", "N"),
-                    "rows of N points for each point, itself first; the first k count, k ≤ N",
-                ),
+                _NEIGHBOURHOODS,
                 _CENTROIDS,
                 _LIST_OFFSETS,
                 _NPROBE,
+                Port("list_of_row", np.int32, ("M",), "the list of each point, as `list_offsets` says it"),
+                Port(
+                    "factors",
+                    np.float32,
+                    ("M", "N+1", "N/2"),
+                    "L⁻¹ of each neighbourhood, with L Lᵀ = G + jitter·I; `factors` says how it is folded",
+                ),
             ),
             _OUTPUTS,
         ),
     )
 }
-"""The operators by index kind. For IVFPQ the inducing points *are* the decoded codes. For local the lists
-serve to find the nearest point; one list that holds them all makes that exact."""
+"""The operators by index kind. For IVFPQ the inducing points *are* the decoded codes. For local and prepared the
+lists serve to find the nearest point; one list that holds them all makes that exact."""
 
 CLASSES = OpSchema(
     "GapaClasses",

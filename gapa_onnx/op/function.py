@@ -26,7 +26,9 @@ import numpy.typing as npt
 import onnx
 
 from gapa_onnx.op.body import ANY_SIZE_OPSET, FunctionBody, Size
-from gapa_onnx.op.contract import SCHEMAS
+from gapa_onnx.op.chunks import in_chunks
+from gapa_onnx.op.contract import PREPARED, SCHEMAS
+from gapa_onnx.op.prepared import prepared_body
 from gapa_onnx.variance.builder import END
 from gapa_onnx.variance.loops import loop
 from gapa_onnx.variance.values import Value
@@ -55,8 +57,10 @@ CHUNK_BYTES = 64 << 20
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 
-def body(index: str, opset: int, k: int, tensors: Tensors | None = None) -> onnx.FunctionProto:
-    """The function for an index kind at an opset.
+def body(
+    index: str, opset: int, k: int, tensors: Tensors | None = None, many: bool = True
+) -> onnx.FunctionProto:
+    """The function for an index kind at an opset; `many` where a sample may have many queries.
 
     Before opset 10 TopK takes its count as an attribute: there the function holds for this k only, and where points
     are in several lists also for these `tensors` sizes and nprobe only. From opset 10 on the result depends on
@@ -64,6 +68,8 @@ def body(index: str, opset: int, k: int, tensors: Tensors | None = None) -> onnx
     """
     if opset < OLDEST_OPSET:
         raise ValueError(f"there is no body for opset {opset}, only from {OLDEST_OPSET} on")
+    if index == PREPARED:
+        return prepared_body(opset, CHUNK_BYTES if many else None)
     e = FunctionBody(opset, SCHEMAS[index])
     query, count = e.inputs["query"], e.inputs["k"]
     site = _site(e, index, k, tensors)
@@ -235,26 +241,9 @@ def _rows_per_chunk(e: FunctionBody, site: _Site) -> Value:
 
 def _answer_in_chunks(e: FunctionBody, rows: Value, site: _Site) -> tuple[Value, Value]:
     """As `_answer`, by a loop over chunks of rows of about equal size, so that memory is bounded."""
-    count = e.rename(e.dimension(rows, 0), "row_total")
-    # At least one chunk, also of no rows; fewer than `rows_per_chunk` rows are one chunk.
-    chunks = e.rename(count / _rows_per_chunk(e, site) + 1, "chunks")
-    size = e.rename((count + chunks - 1) / chunks, "chunk_rows")
-    missing = e.rename(chunks * size - count, "padding_rows")
-    padding = e.emit("ConstantOfShape", _joined(e, missing, site.width), dtype=np.float32)  # of zeros
-    stacked = e.emit("Reshape", _joined(e, rows, padding), _joined(e, chunks, e.ints(-1), site.width))
-    stacked = e.rename(stacked, "query_chunks")
-
-    def chunk(inner: FunctionBody, number: Value, states: list[Value]) -> tuple[list[Value], list[Value]]:
-        own = inner.emit("Gather", inner.adopt(stacked), number, axis=0)
-        return [], list(_answer(inner, own, site))
-
-    steps = e.emit("Gather", chunks, e.constant(np.int64(0)))
-    _, stacks = loop(e, steps, [], chunk, "chunk", ranks=(2, 2))
-    shares, ids = (
-        e.slice(e.emit("Reshape", stack, _joined(e, e.ints(-1), last)), 0, 0, count)
-        for stack, last in zip(stacks, (e.ints(1), site.k.tensor))
+    return in_chunks(
+        e, rows, _rows_per_chunk(e, site), site.k.tensor, lambda inner, own: _answer(inner, own, site)
     )
-    return shares, ids
 
 
 def _answer(e: FunctionBody, rows: Value, site: _Site) -> tuple[Value, Value]:

@@ -18,6 +18,7 @@ import numpy as np
 from gapa_onnx.arrays import Array
 from gapa_onnx.errors import UserError
 from gapa_onnx.op import reference
+from gapa_onnx.op.contract import PREPARED
 from gapa_onnx.op.neighbourhoods import Chosen, neighbourhoods
 from gapa_onnx.threads import one_thread
 
@@ -53,12 +54,17 @@ _SAME = 4 * float(np.finfo(np.float32).eps)  #: relative distance up to which a 
 class Index:
     """A search index over the inducing points of a site."""
 
-    kind: str  #: flat, ivf, ivfpq, hnsw or local
+    kind: str  #: flat, ivf, ivfpq, hnsw, local or prepared
     tensors: dict[str, Array]  #: the contract's constants but k, length_scale and jitter, in its order
     points: Array  #: (M, d) float32, in the row order of the operator; decoded for ivfpq
     recall: float | None  #: share of the exact k nearest points (local: of the nearest) that the search finds
     settings: Mapping[str, int | float]  #: what was chosen, for the record of the file
     groups: Array | Chosen | None = None  #: of a local index, the neighbourhoods as they were chosen
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a query has the neighbours of its nearest point."""
+        return self.kind in ("local", PREPARED)
 
 
 def build_index(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from gapa_onnx.arrays import Array
+from gapa_onnx.op.contract import PREPARED
 
 _CHUNK = 1 << 22
 """Float64 values in the largest temporary array (32 MB; a handful of them live at once)."""
@@ -143,7 +144,7 @@ def evaluate(index: str, tensors: Mapping[str, Array], queries: Array) -> tuple[
         points = tensors["points"]
     if index in ("ivf", "ivfpq"):
         ids = _nearest_in_lists(rows, points, k, tensors)
-    elif index == "local":
+    elif index in ("local", PREPARED):
         first = _nearest_in_lists(rows, points, 1, tensors)  # (n, 1)
         ids = np.where(first < 0, -1, tensors["neighbourhoods"][first[:, 0], :k].astype(np.int64))
     elif index in ("flat", "hnsw"):

@@ -32,7 +32,9 @@ TOLERANCE = 1e-5
 OPSETS = range(body.OLDEST_OPSET, NEWEST + 1)
 
 
-def model_of(points: np.ndarray, rank: int = 2, opset: int = 17, axis: int | None = None) -> onnx.ModelProto:
+def model_of(
+    points: np.ndarray, rank: int = 2, opset: int = 17, axis: int | None = None, in_blocks: bool = True
+) -> onnx.ModelProto:
     """One node, sizes unknown until it runs; the classes are on the last axis unless told."""
     sizes = [f"n{i}" for i in range(rank)]
     axis = rank - 1 if axis is None else axis
@@ -56,7 +58,7 @@ def model_of(points: np.ndarray, rank: int = 2, opset: int = 17, axis: int | Non
     return helper.make_model(
         graph,
         opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, VERSION)],
-        functions=[body.classes_body(opset)],
+        functions=[body.classes_body(opset, in_blocks)],
         ir_version=8,
     )
 
@@ -125,22 +127,31 @@ def check_awkward(found: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 33, 200, 1500])
 @pytest.mark.parametrize("kind", ["coarse", "fine", "samples"])
-def test_as_numpy(classes: int, kind: str) -> None:
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_as_numpy(classes: int, kind: str, in_blocks: bool) -> None:
     points = samples(512, classes, seed=1) if kind == "samples" else latin(classes, fine=kind == "fine")
     rows = max(3, 20_000 // classes // points.count)
     feeds = draw((rows, classes), seed=classes)
     feeds["var"] *= np.float32(10.0) ** np.random.default_rng(0).uniform(-4, 1, (rows, 1)).astype(np.float32)
-    assert_same(session(model_of(points.values)).run(None, feeds), expected(feeds, points))
+    model = model_of(points.values, in_blocks=in_blocks)
+    assert_same(session(model).run(None, feeds), expected(feeds, points))
 
 
 @pytest.mark.parametrize("opset", OPSETS)
-def test_every_opset(opset: int) -> None:
-    model = model_of(latin(10).values, opset=opset)
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_every_opset(opset: int, in_blocks: bool) -> None:
+    model = model_of(latin(10).values, opset=opset, in_blocks=in_blocks)
     onnx.checker.check_model(model, full_check=True)
     for level in LEVELS:
         run = session(model, level).run
         check_awkward(run(None, awkward()))
         assert [part.shape for part in run(None, draw((0, 10)))] == [(0, 10), *[(0,)] * 4]
+
+
+def test_all_rows_at_once_need_no_loop() -> None:
+    """What many engines do not run is not there: loops, branches, double precision."""
+    function = body.classes_body(17, in_blocks=False)
+    assert {node.op_type for node in function.node}.isdisjoint({"Loop", "If", "Scan"})
 
 
 @pytest.mark.parametrize("opset", range(NEWEST + 1, onnx.defs.onnx_opset_version() + 1))
@@ -157,9 +168,10 @@ def test_older_opsets_are_refused() -> None:
 @pytest.mark.parametrize(
     "leading", [(), (5,), (2, 3), (2, 1, 3), (2, 3, 2, 2), (0,), (0, 3), (2, 0), (2, 0, 3)]
 )
-def test_ranks(opset: int, leading: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_ranks(opset: int, leading: tuple[int, ...], in_blocks: bool) -> None:
     points, feeds = latin(7), draw((*leading, 7))
-    model = model_of(points.values, len(leading) + 1, opset)
+    model = model_of(points.values, len(leading) + 1, opset, in_blocks=in_blocks)
     assert_same(session(model).run(None, feeds), expected(feeds, points))
 
 
@@ -340,8 +352,7 @@ def test_verify_sees_a_wrong_split() -> None:
     wrong = onnx.ModelProto()
     wrong.CopyFrom(converted)
     (function,) = (function for function in wrong.functions if function.name == CLASSES.name)
-    (loop,) = (node for node in function.node if node.op_type == "Loop")
-    (root,) = (node for node in loop.attribute[0].g.node if node.op_type == "Sqrt")
+    *_, root = (node for node in function.node if node.op_type == "Sqrt")
     root.op_type = "Identity"
     checks = {check.name: check for check in verify(source, wrong, [rows])}
     assert not checks["logits/classes: portable = reference"].passed

@@ -19,7 +19,7 @@ import gapa_onnx
 from gapa_onnx.errors import UserError
 from gapa_onnx.op import contract
 from gapa_onnx.op.contract import CLASSES, DOMAIN, VERSION
-from gapa_onnx.op.heads import OF_HEADS
+from gapa_onnx.op.heads import head_bodies
 from gapa_onnx.plan.head import Head, Task
 from gapa_onnx.plan.heads import HeadOptions, emit_classes, head_points, reference
 from gapa_onnx.plan.heads.points import COARSE, FINE, LEADING, TABLE_COLUMNS, Points, grid, latin, samples
@@ -100,7 +100,7 @@ class Case:
         ]
         nodes = [*source, *added.node]
         called = {node.op_type for node in nodes}
-        functions = [body_of(opset) for name, body_of in OF_HEADS.items() if name in called]
+        functions = list(head_bodies(opset, called, many_rows=True))
         domains = [helper.make_opsetid("", opset), *[helper.make_opsetid(DOMAIN, VERSION)] * len(functions)]
         model = helper.make_model(
             helper.make_graph(nodes, "heads", inputs, outputs, list(added.initializer)),

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
+from gapa_onnx.op.contract import DOMAIN, PREPARED, SCHEMAS, VERSION
 from gapa_onnx.sessions.runtime import library_path
 
 M, D, K = 400, 6, 12
@@ -56,9 +56,14 @@ def tensors(kind: str, seed: int = 0) -> dict[str, np.ndarray]:
     }
     if kind == "ivf":
         return out | {"points": points} | inverted
-    if kind == "local":
-        near = np.argsort(squared_distances(points, points), axis=1, kind="stable")[:, : K + 3]  # (M, N)
-        return out | {"points": points, "neighbourhoods": near.astype(np.int32)} | inverted
+    if kind in ("local", PREPARED):
+        near = np.argsort(squared_distances(points, points), axis=1, kind="stable")[:, : K + 4]  # (M, N)
+        local = out | {"points": points, "neighbourhoods": near.astype(np.int32)} | inverted
+        if kind == "local":
+            return local
+        # What the portable body reads besides is nothing to the kernel.
+        lists_of_rows = np.repeat(np.arange(LISTS, dtype=np.int32), np.diff(inverted["list_offsets"]))
+        return local | {"list_of_row": lists_of_rows, "factors": np.zeros((M, K + 5, K // 2 + 2), np.float32)}
     residuals = (points - centroids[lists]).reshape(M, SUBVECTORS, -1)  # (M, m, d/m)
     books = residuals[rng.choice(M, 256, replace=False)].transpose(1, 0, 2)  # (m, 256, d/m)
     codes = np.stack(

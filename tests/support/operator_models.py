@@ -8,7 +8,9 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from gapa_onnx.op import function, reference
-from gapa_onnx.op.contract import DOMAIN, SCHEMAS, VERSION
+from gapa_onnx.op import prepared as prepared_function
+from gapa_onnx.op.contract import DOMAIN, PREPARED, SCHEMAS, VERSION
+from gapa_onnx.op.factors import even, factors
 
 LEVELS = [
     ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -62,13 +64,27 @@ def tensors(seed=0, m=300, d=6, k=8, lists=12, nprobe=3, length_scale=1.5, jitte
         "ef": np.array([16]),
     }
     # One column more than k: the operator reads the first k.
-    nearest = reference.nearest(given["points"], given["points"], min(k + 1, m))
-    return given | {"neighbourhoods": nearest.astype(np.int32)}
+    near = reference.nearest(given["points"], given["points"], min(k + 1, m)).astype(np.int32)
+    return given | {"neighbourhoods": near}
 
 
-def model_of(kind, t, opset=17, rank=2, sites=1):
+def prepared(t):
+    """The same constants, with what the prepared operator has besides."""
+    table, k = even(t["neighbourhoods"]), int(t["k"][0])
+    folded = factors(t["points"], table, k, float(t["length_scale"]), float(t["jitter"]))
+    of_row = reference.list_of_row(t["list_offsets"]).astype(np.int32)
+    return t | {"neighbourhoods": table, "list_of_row": of_row, "factors": folded}
+
+
+def oldest_opset(kind):
+    """From which on there is a function for it."""
+    return prepared_function.OLDEST_OPSET if kind == PREPARED else function.OLDEST_OPSET
+
+
+def model_of(kind, t, opset=17, rank=2, sites=1, many=True):
     """A model with `sites` nodes of the operator, each with its own constants."""
     schema = SCHEMAS[kind]
+    t = prepared(t) if kind == PREPARED and "factors" not in t else t
     leading = [f"n{i}" for i in range(rank - 1)]
     nodes, initializers, outputs = [], [], []
     for site in range(sites):
@@ -83,6 +99,6 @@ def model_of(kind, t, opset=17, rank=2, sites=1):
     return helper.make_model(
         helper.make_graph(nodes, "g", [query], outputs, initializers),
         opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, VERSION)],
-        functions=[function.body(kind, opset, int(t["k"][0]), t)],
+        functions=[function.body(kind, opset, int(t["k"][0]), t, many)],
         ir_version=8,
     )

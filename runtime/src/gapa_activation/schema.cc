@@ -43,7 +43,8 @@ OpSchema schema(const char* name, std::vector<Port> of_index) {
 
 std::vector<OpSchema> activation_schemas() {
   const Port points = {"points", ort::kFloat}, centroids = {"centroids", ort::kFloat},
-             list_offsets = {"list_offsets", ort::kInt64}, nprobe = {"nprobe", ort::kInt64};
+             list_offsets = {"list_offsets", ort::kInt64}, nprobe = {"nprobe", ort::kInt64},
+             neighbourhoods = {"neighbourhoods", ort::kInt32};
   return {
       schema<IndexKind::kFlat>("GapaActivation", {points}),
       schema<IndexKind::kIvf>("GapaActivationIVF", {points, centroids, list_offsets, nprobe}),
@@ -58,7 +59,16 @@ std::vector<OpSchema> activation_schemas() {
                                                       {"ef", ort::kInt64}}),
       schema<IndexKind::kLocal>(
           "GapaActivationLocal",
-          {points, {"neighbourhoods", ort::kInt32}, centroids, list_offsets, nprobe}),
+          {points, neighbourhoods, centroids, list_offsets, nprobe}),
+      // What its portable body reads besides is not looked at: factors are computed here, in float64.
+      schema<IndexKind::kLocal>("GapaActivationPrepared",
+                                {points,
+                                 neighbourhoods,
+                                 centroids,
+                                 list_offsets,
+                                 nprobe,
+                                 {"list_of_row", ort::kInt32},
+                                 {"factors", ort::kFloat}}),
   };
 }
 
