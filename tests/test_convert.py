@@ -223,7 +223,7 @@ def test_provenance(digits):
     assert record.heads["logits"].outputs["var"] == "logits_var"
     assert record.source.file == "digits_cnn.onnx"
     (site,) = record.sites
-    assert (site.points, site.k, site.index) == (200, 20, "local")
+    assert (site.points, site.k, site.index) == (200, 20, "prepared")
     assert record.data == DataRecord(len(np.load(MODELS / "digits_cnn_calibration.npz")["image"]), 0)
 
 

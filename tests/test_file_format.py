@@ -221,7 +221,7 @@ def test_every_field_of_every_kind_is_in_a_record(whole):
 
 
 def test_the_page_is_short():
-    assert len(PAGE.splitlines()) <= 200
+    assert len(PAGE.splitlines()) <= 220
 
 
 def test_operators_are_described():
@@ -382,7 +382,10 @@ def test_a_missing_field(whole):
         for one in dataclasses.fields(part):
             text = damage(whole, (*path, one.name))
             made = one.default_factory
-            if one.default is made is dataclasses.MISSING:
+            if (*path, one.name) == ("format",):  # the first records had none
+                with pytest.raises(UserError, match="older gapa-onnx"):
+                    parse(text)
+            elif one.default is made is dataclasses.MISSING:
                 refused(text, f"{spelled((*path, one.name))} is missing")
             else:
                 expected = one.default if made is dataclasses.MISSING else made()

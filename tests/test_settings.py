@@ -50,6 +50,7 @@ BOUNDS: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
     "index": (("auto", "flat", "ivf", "hnsw", "ivfpq"), ("lsh", "")),
     "points": (("float32", "float16", "int8"), ("float64", "")),
     "solver": (("auto", "exact", "cached"), ("lazy", "")),
+    "portable": (("fast", "small", "none"), ("slow", "")),
     "length_scale": (("site", "input", 0.5, "0.5"), (0, -1, "wide", NAN, INFINITE)),
     "scale": (("loo", "none", 2, "2"), (0, -1, "all", NAN, INFINITE)),
     "metric": (
