@@ -190,7 +190,7 @@ def _agreement(
     rounding = Rounding.of(record)
     raised = 1 + _raised(record, converted)
     for at in kept:
-        floor = rounding.beside / max(_mean_share(record, plain[at]), rounding.beside)
+        floor = rounding.beside / max(_mean_share(record, converted, plain[at]), rounding.beside)
         for level in native.keys() & portable.keys():
             for output, role, score in _compared(record):
                 a, b = (_numbers(answers[level][at][output]) for answers in (native, portable))
@@ -266,10 +266,19 @@ def _same_neighbours(record: Record, native: Batch, portable: Batch) -> bool:
     return all(np.array_equal(native[n][..., :1], portable[n][..., :1]) for n in names if n in native)
 
 
-def _mean_share(record: Record, answer: Batch) -> float:
-    """The smallest of the sites' mean shares."""
-    shares = (float(np.nanmean(answer[site.share])) for site in record.places if answer[site.share].size)
-    return min((share for share in shares if np.isfinite(share)), default=0.0)
+def _mean_share(record: Record, converted: onnx.ModelProto, answer: Batch) -> float:
+    """The smallest of the sites' mean shares, each levelled as its variance is: where that follows a share less and
+    less, the small ones move it most."""
+    held = {tensor.name: tensor for tensor in converted.graph.initializer}
+    means = []
+    for place in record.places:
+        share = answer[place.share].astype(np.float64)
+        half_way = held.get(place.share.removesuffix("share") + "half_way")
+        if half_way is not None:
+            half = float(onnx.numpy_helper.to_array(half_way))
+            share = share * half / (share + half)
+        means.append(float(np.nanmean(share)) if share.size else np.nan)
+    return min((mean for mean in means if np.isfinite(mean)), default=0.0)
 
 
 def _numbers(answer: Any) -> Array:

@@ -17,11 +17,13 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.op import index as index_module
 from gapa_onnx.op import reference
 from gapa_onnx.op.approximation import find, share_error, to_faiss
-from gapa_onnx.op.contract import SCHEMAS
+from gapa_onnx.op.contract import PREPARED, SCHEMAS
 from gapa_onnx.op.index import build_index, subvectors
 
 K = 10
-KINDS = list(SCHEMAS)
+KINDS = [
+    kind for kind in SCHEMAS if kind != PREPARED
+]  # that is made of a local one: tests/op/test_prepared.py
 
 
 def data(m=3000, d=16, seed=0):

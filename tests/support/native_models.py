@@ -57,7 +57,8 @@ def tensors(kind: str, seed: int = 0) -> dict[str, np.ndarray]:
     if kind == "ivf":
         return out | {"points": points} | inverted
     if kind in ("local", PREPARED):
-        near = np.argsort(squared_distances(points, points), axis=1, kind="stable")[:, : K + 4]  # (M, N)
+        width = K + 3 if kind == "local" else K + 4
+        near = np.argsort(squared_distances(points, points), axis=1, kind="stable")[:, :width]  # (M, N)
         local = out | {"points": points, "neighbourhoods": near.astype(np.int32)} | inverted
         if kind == "local":
             return local

@@ -11,10 +11,11 @@ std::unique_ptr<Kernel> create(const ort::Api* api, const ort::KernelInfo* info,
                                const OpSchema& schema) {
   const ConstantReader reader(api, info, schema);
   // Codes are stored as they are: only points may come out of nodes of the graph.
-  if (kind != IndexKind::kIvfpq && reader.value(kFirstOfIndex) == nullptr) {
-    for (size_t input = kK; input < schema.inputs.size(); ++input) {
-      if (input != kFirstOfIndex) reader.require(input);
-    }
+  const bool may_unfold = kind != IndexKind::kIvfpq;
+  for (size_t input = kK; input < schema.inputs.size(); ++input) {
+    if (input != kFirstOfIndex || !may_unfold) reader.require(input);
+  }
+  if (may_unfold && reader.value(kFirstOfIndex) == nullptr) {
     return std::make_unique<UnfoldedKernel>(api, schema, kind);
   }
   return std::make_unique<ActivationKernel>(api, schema, read_parameters(reader, kind));
