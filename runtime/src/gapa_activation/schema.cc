@@ -58,18 +58,17 @@ std::vector<OpSchema> activation_schemas() {
                                                       {"degree", ort::kInt64},
                                                       {"entry_point", ort::kInt64},
                                                       {"ef", ort::kInt64}}),
-      schema<IndexKind::kLocal>(
-          "GapaActivationLocal",
-          {points, neighbourhoods, centroids, list_offsets, nprobe}),
-      // What its portable body reads besides is not looked at: factors are computed here, in float64.
-      schema<IndexKind::kLocal>("GapaActivationPrepared",
-                                {points,
-                                 neighbourhoods,
-                                 centroids,
-                                 list_offsets,
-                                 nprobe,
-                                 {"list_of_row", ort::kInt32},
-                                 {"factors", ort::kFloat}}),
+      schema<IndexKind::kLocal>("GapaActivationLocal",
+                                {points, neighbourhoods, centroids, list_offsets, nprobe}),
+      // What its portable body reads besides is not looked at: factors are computed here, in
+      // float64.
+      schema<IndexKind::kLocal>("GapaActivationPrepared", {points,
+                                                           neighbourhoods,
+                                                           centroids,
+                                                           list_offsets,
+                                                           nprobe,
+                                                           {"list_of_row", ort::kInt32},
+                                                           {"factors", ort::kFloat}}),
   };
 }
 
