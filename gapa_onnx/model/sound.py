@@ -47,6 +47,7 @@ def _look_at(model: onnx.ModelProto) -> None:
     functions = {(function.domain, function.name): function for function in model.functions}
     _require(len(functions) == len(model.functions), "two of its functions have one name")
     _look_at_graph(model.graph, opsets, functions.keys())
+    _require(not _refers(model.graph), "an attribute refers to that of a function, where there is none")
     for (domain, name), function in functions.items():
         _require(is_text(domain, name, *function.input, *function.output), "a function's name is not text")
         _look_at_nodes(function.node, _opsets(function.opset_import), functions.keys())
@@ -77,6 +78,13 @@ def _look_at_graph(graph: onnx.GraphProto, opsets: dict[str, int], functions: It
         _look_at_tensor(sparse.values)
         _look_at_tensor(sparse.indices)
     _look_at_nodes(graph.node, opsets, functions)
+
+
+def _refers(graph: onnx.GraphProto) -> bool:
+    """Whether an attribute stands for one of the function that it is in."""
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    bodies = [body for one in attributes for body in (*([one.g] if one.HasField("g") else []), *one.graphs)]
+    return any(one.ref_attr_name for one in attributes) or any(map(_refers, bodies))
 
 
 def _look_at_type(value: onnx.ValueInfoProto) -> None:

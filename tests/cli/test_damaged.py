@@ -482,3 +482,12 @@ def test_a_converted_file_that_lost_its_record_is_inspected_as_any_model(capsys,
     del model.metadata_props[:]
     onnx.save(model, tmp_path / "model.onnx")
     assert outcome(capsys, "inspect", tmp_path / "model.onnx")[0] == 0
+
+
+def test_an_attribute_of_no_function_is_told(capsys, tmp_path):
+    model = onnx.load(MODELS / "digits_cnn.onnx")
+    (node, *_) = (node for node in model.graph.node if node.attribute)
+    node.attribute[0].ref_attr_name = "axis"
+    onnx.save(model, tmp_path / "model.onnx")
+    code, said = outcome(capsys, "inspect", tmp_path / "model.onnx")
+    assert code == 2 and "refers to that of a function" in said
