@@ -373,7 +373,7 @@ void Maker::damage_shape(Operand& operand) {
       if (!shape.empty()) shape[at] = 1;
       break;
     case 2:
-      if (!shape.empty()) shape[at] += random_.once_in(2) ? 1 : -1;
+      if (!shape.empty() && shape[at] <= 1 << 20) shape[at] += random_.once_in(2) ? 1 : -1;
       break;
     case 3:
       if (!shape.empty()) shape.erase(shape.begin() + at);
