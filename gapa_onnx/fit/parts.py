@@ -148,7 +148,7 @@ class Collected:
         entries = [encoded(part.record) for part in self.parts]
         with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
             with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-                archive.writestr(_ENTRY, json.dumps(entries))
+                archive.writestr(zipfile.ZipInfo(_ENTRY), json.dumps(entries))  # without the hour
                 for number, part in enumerate(self.parts):
                     for name, array in part.arrays.items():
                         with archive.open(f"{number}/{name}.npy", "w", force_zip64=True) as member:

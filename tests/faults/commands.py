@@ -182,6 +182,13 @@ def _evaluate(*wanted: object) -> Callable[[Path, Path, int], list[object]]:
     return arguments
 
 
+def _collect(materials: Path, folder: Path, variant: int) -> list[object]:
+    return [
+        "collect", materials / "net.onnx", "--calib", materials / "rows.npz", "--shard", ("1/2", "2/2")[variant], "-o",
+        folder / "part.npz",
+    ]  # fmt: skip
+
+
 def _package(materials: Path, folder: Path, variant: int) -> list[object]:
     return ["package", materials / "built" / "net.onnx", "--for", "genai", "-o", folder / "package"]
 
@@ -197,6 +204,7 @@ COMMANDS = (
     Command("run -o .json", _run("answers.json"), _file("answers.json"), "answers.json"),
     Command("evaluate --report", _evaluate("--report", "page.html"), _file("page.html"), "page.html", slow=True),
     Command("evaluate --figures", _evaluate("--figures", "figures"), _file("notes.txt"), "notes.txt", slow=True),
+    Command("collect", _collect, _file("part.npz"), "part.npz"),
     Command("package", _package, _empty, "package", whole=True),
 )  # fmt: skip
 
@@ -207,15 +215,17 @@ COMMANDS = (
 def snapshot(folder: Path) -> Snapshot:
     """What is in every file below a folder; what is temporary is not looked into."""
     found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if not name.startswith(PREFIX)}
+    return {name: path.read_bytes() for name, path in found.items() if PREFIX not in name}
 
 
 def strays(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name.startswith(PREFIX))
+    return sorted(str(path) for path in folder.rglob(f"{PREFIX}*"))
 
 
 def state(command: Command, now: Snapshot, before: Snapshot, *afters: Snapshot) -> str:
     """`old` or `new`, of which every file is one as a whole; an AssertionError says what is lost."""
+    if now in afters:  # also where `main` itself does not change
+        return "new"
     for after in (before, *afters):
         if command.whole:
             fits = now == after

@@ -63,7 +63,7 @@ def test_every_option_that_writes_is_among_them() -> None:
         writing |= {(command.callback.__name__, name) for name in where}
     assert writing == {
         ("convert", "out"), ("threshold", "out"), ("run", "predictions"), ("evaluate", "report"),
-        ("evaluate", "figures"), ("package", "out"),
+        ("evaluate", "figures"), ("package", "out"), ("collect", "out"),
     }  # fmt: skip
 
 

@@ -108,7 +108,11 @@ def _run(run: Run, shim: ctypes.CDLL) -> int:
     shim.gapa_fault(run["folder"].encode(), run.get("at", 0), run.get("errno", 0), run.get("forever", False))
     shim.gapa_clock(run.get("clock", 0))
     if "sweep" in run:
-        files.write(Path(run["folder"], "swept"), b"")
+        for folder in (
+            Path(run["folder"]),
+            *(path for path in Path(run["folder"]).rglob("[!.]*") if path.is_dir()),
+        ):
+            files.write(folder / "swept", b"")
         return 0
     return command(run["arguments"])
 
