@@ -70,5 +70,7 @@ def collect(
             {"output": str(out), "bytes": size, "shard": shard, "read": record.read, "rows": record.rows}
         )
     else:
-        print(f"{out}: shard {record.shard}/{record.of}, {record.read:,} of {record.rows:,} rows")
+        from gapa_onnx.cli.layout import lines
+
+        lines(("written", str(out)), ("shard", f"{shard}: {record.read:,} of {record.rows:,} rows"))
     return 0

@@ -135,6 +135,7 @@ def measure(
     data: Any = None,
     rounds: int | None = None,
     parts: bool = True,
+    native: bool = True,
     images: ImageOptions | None = None,
     text: TextOptions | None = None,
     progress: Progress = silent,
@@ -149,6 +150,7 @@ def measure(
         inputs up: normal numbers, zeros where whole numbers are wanted.
     rounds: of the first attempt, shared by several openings of the files; None takes a few seconds.
     parts: also tell where the time goes.
+    native: with the native library; without it the file's portable functions are measured.
     images, text: how these become inputs; what is left open, or all, as the file was calibrated.
 
     Example
@@ -173,7 +175,8 @@ def measure(
         batch=None if isinstance(feeds, FedBatch) else batch,
         threads=threads,
         rounds=rounds,
-        parts=parts,
+        parts=parts and native,
+        native=native,
         progress=progress,
     )
 
@@ -188,6 +191,7 @@ def measure_on(
     rounds: int | None = None,
     clock: Clock | None = None,
     parts: bool = True,
+    native: bool = True,
     progress: Progress = silent,
 ) -> Measurement | Refusal:
     """`measure` on inputs that are there, without asking whether the models belong together.
@@ -199,7 +203,7 @@ def measure_on(
         for order in itertools.cycle(ORDERS):
             runs: dict[int, Run] = {}
             for position in order:
-                runs[position] = _run(source if position < 2 else converted, feeds, threads)
+                runs[position] = _run(source if position < 2 else converted, feeds, threads, native)
             yield [runs[position] for position in range(3)]
 
     name = "cpu" if threads == 1 and _fine(time.get_clock_info("thread_time")) else "wall"
@@ -245,8 +249,8 @@ def _try(source: onnx.ModelProto, feeds: Batch, *, made: bool) -> None:
         raise
 
 
-def _run(model: onnx.ModelProto, feeds: Batch, threads: int) -> Run:
-    opened = profiling.open_quiet(model, threads)
+def _run(model: onnx.ModelProto, feeds: Batch, threads: int, native: bool = True) -> Run:
+    opened = profiling.open_quiet(model, threads, native)
     names = [value.name for value in opened.get_outputs()]
     fed = {value.name: feeds[value.name] for value in opened.get_inputs() if value.name in feeds}
     run_batch(opened, names, fed)  # says what is wrong with the data, if anything is

@@ -44,14 +44,17 @@ Batch = Mapping[str, Array]
 Event = Mapping[str, Any]
 
 
-def open_quiet(model: onnx.ModelProto, threads: int, profile: Path | None = None) -> ort.InferenceSession:
-    """A session whose threads do not spin, with the native library where there is one."""
+def open_quiet(
+    model: onnx.ModelProto, threads: int, native: bool = True, profile: Path | None = None
+) -> ort.InferenceSession:
+    """A session whose threads do not spin, with the native library where there is one and it is wanted."""
     options = session_options(threads=threads)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
-    register(options)
+    if native:
+        register(options)
     return open_session(model, "the model", options)
 
 
@@ -122,7 +125,7 @@ def _profiled(
 ) -> tuple[dict[str, float], bool]:
     """Seconds by part, and whether the sites' operators ran as such, not as functions."""
     with tempfile.TemporaryDirectory(prefix="gapa-onnx-") as folder:
-        opened = open_quiet(model, threads, Path(folder) / "profile")
+        opened = open_quiet(model, threads, profile=Path(folder) / "profile")
         names = [value.name for value in opened.get_outputs()]
         fed = {value.name: feeds[value.name] for value in opened.get_inputs() if value.name in feeds}
         for _ in range(WARM_UP):

@@ -65,7 +65,7 @@ def test_convert_summary(capsys, folder):
     written = folder / "digits.gapa.onnx"
     assert sorted(folder.iterdir()) == [written, model]
     assert re.search(
-        r"tanh2\s+Tanh\s+rows\s+100\s+\d+\s+50\s+\d\.\d+\s+\d+(?:\.\d+)?\s+local\s+1\.000\s+0\.\d+", out
+        r"tanh2\s+Tanh\s+rows\s+100\s+\d+\s+50\s+\d\.\d+\s+\d+(?:\.\d+)?\s+prepared\s+1\.000\s+0\.\d+", out
     )
     for place, kind in (("tanh2", "site"), ("tanh1", "witness")):
         tried = re.search(rf"{place}\s+{kind}\s+rows\s+100\s+\d+\s+(\S+)\s+(.+)", out)
@@ -602,7 +602,7 @@ BAD = {
         "positive number",
     ),
     "m is text": (lambda f: [MODEL, "--calib", CALIB, "--m", "many"], "--m", "whole number"),
-    "no data given": (lambda f: [MODEL], "--calib", "--help"),
+    "no data given": (lambda f: [MODEL], "no data are given", "--calib PATH, or --parts"),
     "unknown option": (lambda f: [MODEL, "--calib", CALIB, "--bridges", "shared"], "--bridges", "--help"),
     "unknown bridge": (
         lambda f: [MODEL, "--calib", CALIB, "--bridge", "wide"],

@@ -189,10 +189,11 @@ void Maker::neighbourhoods(int64_t rows, int64_t width) {
 
 void Maker::activation() {
   const size_t op = case_.op;
+  const bool local = op == kLocal || op == kPrepared;
   const bool very_many = random_.once_in(kVeryManyOnceIn);
   const bool many = very_many || random_.once_in(kManyOnceIn);
-  const bool searched = op == kFlat || op == kLocal;  // there is a scan of reduced points
-  const int64_t widest = op == kIvfpq ? 16 : 70;      // each axis has 256 numbers there
+  const bool searched = op == kFlat || local;     // there is a scan of reduced points
+  const int64_t widest = op == kIvfpq ? 16 : 70;  // each axis has 256 numbers there
   int64_t dim = random_.once_in(12) ? random_.between(9, widest) : random_.between(1, 8);
   int64_t rows = random_.once_in(16) ? random_.between(21, 90) : random_.between(1, 20);
   if (many) {
@@ -200,7 +201,7 @@ void Maker::activation() {
     rows = random_.between(600, 1500);
   }
   if (very_many) {
-    dim = op == kLocal ? random_.between(1, 3) : 128;
+    dim = local ? random_.between(1, 3) : 128;
     rows = op == kIvfpq || op == kHnsw ? random_.between(2000, 4000) : random_.between(8300, 9000);
   }
   const Look points = many ? (random_.once_in(3) ? look() : Look::kClusters) : look();
@@ -209,12 +210,12 @@ void Maker::activation() {
                                      /*constant=*/random_.once_in(50));
   const int64_t made = case_.inputs[0].value.count() / dim;
 
-  const int64_t width = op != kLocal         ? rows
+  const int64_t width = !local               ? rows
                         : very_many          ? 60
                         : random_.once_in(9) ? random_.between(1, 60)
                                              : random_.between(1, 12);
   const int64_t most = std::min<int64_t>(width, random_.once_in(8) ? 60 : 12);
-  add_integer(very_many && op == kLocal ? 50 : random_.between(1, most));
+  add_integer(very_many && local ? 50 : random_.between(1, most));
   add_scalar(random_.once_in(6) ? std::fabs(number(Look::kMixed)) + FLT_MIN
                                 : 0.05f + 3 * std::fabs(random_.unit()));
   constexpr float kJitters[] = {1e-6f, 1e-4f, 1e-2f, 1, 1e-12f, 1e-30f, 1e-45f, 1e20f};
@@ -226,11 +227,16 @@ void Maker::activation() {
   } else {
     stored = add_numbers({rows, dim}, points, /*constant=*/!random_.once_in(10));
   }
-  if (op == kLocal) neighbourhoods(rows, width);
+  if (local) neighbourhoods(rows, width);
   if (op == kHnsw) graph(rows);
-  if (op == kIvf || op == kIvfpq || op == kLocal) {
+  if (op == kIvf || op == kIvfpq || local) {
     const bool plain = op == kIvfpq && (points == Look::kHuge || points == Look::kMixed);
     lists(rows, dim, plain ? Look::kSpread : points, random_.once_in(2));
+  }
+  if (op == kPrepared) {  // what the portable body reads: of any shape, and any numbers
+    ort::Value& of_row = add(kInt32, {random_.between(0, rows)}).value;
+    for (int64_t i = 0; i < of_row.count(); ++i) of_row.as<int32_t>()[i] = -1;
+    add_numbers({random_.between(0, 3), 2}, look());
   }
 
   for (int64_t q = 0; q < made; ++q) {

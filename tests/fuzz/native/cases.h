@@ -12,10 +12,10 @@
 namespace gapa::fuzz {
 
 inline constexpr const char* kOperators[] = {
-    "GapaActivation",      "GapaActivationIVF", "GapaActivationIVFPQ", "GapaActivationHNSW",
-    "GapaActivationLocal", "GapaClasses",       "GapaLeading"};
-inline constexpr size_t kOperatorCount = 7;
-enum Operator : size_t { kFlat, kIvf, kIvfpq, kHnsw, kLocal, kClasses, kLeading };
+    "GapaActivation",      "GapaActivationIVF",      "GapaActivationIVFPQ", "GapaActivationHNSW",
+    "GapaActivationLocal", "GapaActivationPrepared", "GapaClasses",         "GapaLeading"};
+inline constexpr size_t kOperatorCount = 8;
+enum Operator : size_t { kFlat, kIvf, kIvfpq, kHnsw, kLocal, kPrepared, kClasses, kLeading };
 
 struct Operand {
   ort::Value value;

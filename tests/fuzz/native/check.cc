@@ -148,7 +148,7 @@ void check_activation(const Case& one, const Run& run, const Layout& layout) {
     for (const int64_t id : seen) {
       expect(one, id >= -1 && id < points && (finite || id == -1), "a neighbour that is no point");
     }
-    if (one.op == kLocal || !finite) continue;
+    if (one.op == kLocal || one.op == kPrepared || !finite) continue;
     std::sort(seen.begin(), seen.end());
     for (int64_t i = 1; i < k; ++i) {
       expect(one, seen[i] == -1 || seen[i] != seen[i - 1], "a neighbour twice");
