@@ -12,7 +12,7 @@ from gapa_onnx.errors import UserError
 from gapa_onnx.measure import budget
 from gapa_onnx.measure.bench import Refusal
 from gapa_onnx.measure.budget import candidates
-from gapa_onnx.op.contract import DOMAIN, SCHEMAS
+from gapa_onnx.op.contract import DOMAIN, PREPARED, SCHEMAS
 from gapa_onnx.record import read
 from gapa_onnx.settings import Settings
 
@@ -22,11 +22,12 @@ CALIBRATION = MODELS / "digits_mlp_calibration.npz"
 def cost(model) -> float:
     """1 and something for each site: its inducing points, and its neighbours if they are solved each time."""
     sizes = {t.name: list(t.dims) for t in model.graph.initializer}
+    cached = {SCHEMAS[kind].name for kind in ("local", PREPARED)}
     total = 1.0
     for node in model.graph.node:
         if node.domain == DOMAIN and node.op_type in {schema.name for schema in SCHEMAS.values()}:
             points = next(sizes[name][0] for name in node.input if name.endswith("/points"))
-            total += points / 1000 + (0 if node.op_type == SCHEMAS["local"].name else 5)
+            total += points / 1000 + (0 if node.op_type in cached else 5)
     return total
 
 

@@ -260,7 +260,7 @@ def test_conversion(digits):
     assert not failed
     record = read(digits.model)
     (site,) = record.sites
-    assert record.settings["solver"] == "cached" and site.index == "local"
+    assert record.settings["solver"] == "cached" and site.index == "prepared"
     assert site.index_settings == {"lists": 1, "nprobe": 1} and site.recall == 1.0
     assert site.share_error > 0
 
