@@ -17,7 +17,7 @@ from support.ordinary import counted_p, ordinary_scores
 
 import gapa_onnx
 from gapa_onnx.model.splice import extract
-from gapa_onnx.record import require
+from gapa_onnx.record import read, require
 from gapa_onnx.sessions.inference import open_model
 
 CANDIDATES = 12
@@ -440,11 +440,17 @@ def test_an_image_has_the_same_answers_in_any_batch(form):
 @pytest.mark.parametrize("form", detectors.FORMS)
 def test_portable_is_native(form):
     conversion = converted(form)
-    native, portable = (run(conversion.model, IMAGES, portable=flag) for flag in (False, True))
+    shares = [place.share for place in read(conversion.model).places]
+    native, portable = (run(conversion.model, IMAGES, shares, portable=flag) for flag in (False, True))
+    # A share may be off by 10⁻³ s + 10⁻⁵ in single precision: a variance, a multiple of it, by a thousandth of itself, and by
+    # what 10⁻⁵ is of an ordinary share beside the largest.
+    beside = 1e-5 / min(np.median(native[name]) for name in shares if native[name].size)
+    assert beside < 0.1
     for name, value in native.items():
-        if value.dtype == np.float32:
-            np.testing.assert_allclose(portable[name], value, rtol=CLOSE, atol=1e-6, err_msg=name)
-        elif not name.endswith("ood"):
+        if value.dtype == np.float32 and not name.endswith("pvalue"):  # these move in steps
+            allowed = beside * np.abs(value).max(initial=0)
+            np.testing.assert_allclose(portable[name], value, rtol=1e-3, atol=allowed, err_msg=name)
+        elif value.dtype != np.float32 and not name.endswith("ood"):
             np.testing.assert_array_equal(portable[name], value, err_msg=name)
 
 

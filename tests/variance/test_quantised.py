@@ -151,8 +151,10 @@ def check_predictions(quantised, converted, name, form, sites):
         before = answers(model, feeds, native=False, optimise=optimise)["logits"]
         found = answers(converted(name, form, sites), feeds, optimise=optimise)
         np.testing.assert_array_equal(found["logits"], before)
-    portable = answers(converted(name, form, sites), feeds, native=False)
-    np.testing.assert_allclose(found["logits_var"], portable["logits_var"], rtol=1e-3)
+    portable = answers(converted(name, form, sites), feeds, native=False)["logits_var"]
+    # In single precision a share is off by 10⁻³ s + 10⁻⁵, which is a thousandth of an ordinary one here.
+    beside = 1e-3 * np.median(found["logits_var"])
+    np.testing.assert_allclose(found["logits_var"], portable, rtol=2e-3, atol=beside)
 
 
 SAME_PLACE = {  # of the convolutional model, where its features are flattened: a relu is merged in all others
