@@ -3,7 +3,7 @@
     python benchmarks/costs.py [--data DIR] [--cache DIR] [--processes 9] [--only NAME …]
 
 Files are converted once and kept in the cache: ResNet-20 and 56 on CIFAR-10 (batches of 1 and 32), and the network of
-784-200-200-10 units on MNIST (256). Then every case is timed once by a process of its own, again and again, so that what
+784-200-200-10 units on MNIST (1, 32 and 256); some are also timed without the native library, by their portable functions. Then every case is timed once by a process of its own, again and again, so that what
 a machine does at one time meets all cases alike. Times are CPU times of one thread (`gapa_onnx.measure.bench`).
 
     ratio, low, high    mean over processes, and its interval of 95% (Student's t)
@@ -42,14 +42,19 @@ class Case:
 
     network: str
     batch: int
+    library: bool = True  #: else by portable functions
 
     @property
     def name(self) -> str:
-        return f"{self.network} {self.batch}"
+        return f"{self.network} {self.batch}" + ("" if self.library else " portable")
 
 
-CASES = tuple(
-    Case(*one) for one in (("resnet20", 1), ("resnet20", 32), ("resnet56", 1), ("resnet56", 32), (MLP, 256))
+CASES = (
+    *(
+        Case(*one)
+        for one in (("resnet20", 1), ("resnet20", 32), ("resnet56", 1), ("resnet56", 32), (MLP, 256))
+    ),
+    *(Case(*one, library=False) for one in (("resnet20", 1), (MLP, 1), (MLP, 32), (MLP, 256))),
 )
 
 
@@ -113,25 +118,40 @@ def _in_a_process(case: Case, options: argparse.Namespace) -> tuple[float, float
 def _timed(case: Case, options: argparse.Namespace) -> tuple[float, float]:
     source, target, rows = _files(case.network, options)
     x = {"x": rows[: case.batch]}
-    found = bench.measure(source, target, batch=case.batch, data=x, rounds=ROUNDS, parts=False).comparison
+    found = bench.measure(
+        source, target, batch=case.batch, data=x, rounds=ROUNDS, parts=False, native=case.library
+    ).comparison
     return found.ratio, found.control
 
 
 def _write(found: dict[Case, np.ndarray]) -> None:
+    path = HERE / "results" / "costs.csv"
+    measured = {(case.network, str(case.batch), str(case.library)) for case in found}
+    with open(path, newline="") as file:  # of cases that were not asked for, what was found before stays
+        kept = [
+            row
+            for row in csv.DictReader(file)
+            if (row["network"], row["batch"], row["library"]) not in measured
+        ]
     lines = []
     for case, pairs in found.items():
         low, high = interval(pairs[:, 0])
         means = pairs.mean(axis=0)
         figures = {"ratio": means[0], "low": low, "high": high, "control": means[1]}
-        known = {"network": case.network, "batch": case.batch, "processes": len(pairs)}
+        known = {
+            "network": case.network,
+            "batch": case.batch,
+            "library": case.library,
+            "processes": len(pairs),
+        }
         lines.append(
             {**known, **{name: round(float(value), 4) for name, value in figures.items()}, **machine()}
         )
         say(f"{case.name}: " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-    with open(HERE / "results" / "costs.csv", "w", newline="") as file:
+    with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(lines[0]))
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows([*kept, *lines])
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:

@@ -97,6 +97,7 @@ def default_costs(path: Path) -> str:
         [
             row["network"],
             row["batch"],
+            "native" if row["library"] == "True" else "portable",
             row["processes"],
             f"{float(row['ratio']):.3f}",
             f"{float(row['low']):.3f} to {float(row['high']):.3f}",
@@ -108,7 +109,7 @@ def default_costs(path: Path) -> str:
         "The default beside the network alone; each process times every case once, and the interval (95%) is over "
         "processes. The files are those of the AUROCs in [paper/RESULTS.md](paper/RESULTS.md): nothing is chosen otherwise.\n\n"
     )
-    return text + table(["network", "batch", "processes", "ratio", "interval", "control"], rows)
+    return text + table(["network", "batch", "by", "processes", "ratio", "interval", "control"], rows)
 
 
 def growth(path: Path) -> str:

@@ -160,7 +160,12 @@ FOR_THEMSELVES = {
     "gapa_onnx.fit.kept",
 }
 #: Those that write into a path that `files` gave them.
-GIVEN_A_PLACE = {"gapa_onnx.model.writing", "gapa_onnx.cli.answer_files", "gapa_onnx.packaging.folder"}
+GIVEN_A_PLACE = {
+    "gapa_onnx.model.writing",
+    "gapa_onnx.cli.answer_files",
+    "gapa_onnx.packaging.folder",
+    "gapa_onnx.fit.parts",
+}
 
 
 def writes(module: house.Module) -> bool:

@@ -10,7 +10,18 @@ from support.paths import ROOT, TESTS
 
 MODULES = sorted(TESTS.rglob("test_*.py"))
 #: Folders of tests that are no room of the package.
-BESIDE = {"compatibility", "faults", "fuzz", "soak", "runtime", "benchmarks", "zoo", "cli", "support", "cases"}
+BESIDE = {
+    "compatibility",
+    "faults",
+    "fuzz",
+    "soak",
+    "runtime",
+    "benchmarks",
+    "zoo",
+    "cli",
+    "support",
+    "cases",
+}
 
 
 def imported(path: Path) -> set[str]:
