@@ -20,6 +20,7 @@ from gapa_onnx.measure import bench, profiling
 from gapa_onnx.measure.feeds import first_rows, fixed_batch, made_up
 from gapa_onnx.model.load import load
 from gapa_onnx.record import read
+from gapa_onnx.sessions.runtime import library_path
 
 SOURCE = MODELS / "digits_mlp.onnx"
 DATA = MODELS / "digits_mlp_heldout.npz"
@@ -145,7 +146,8 @@ def test_measure_refuses_when_the_clock_says_so(converted, monkeypatch):
     times = itertools.cycle([1.0])
     clock = Clock()
 
-    def fake_run(model, feeds, threads):
+    def fake_run(model, feeds, threads, native):
+        assert native
         number = next(opened)
         return clock.taking({0: 1.0, 1: 1.5, 2: 2.0}[order[number % len(order)]] * next(times))
 
@@ -156,6 +158,18 @@ def test_measure_refuses_when_the_clock_says_so(converted, monkeypatch):
     model = onnx.load(SOURCE)
     found = bench.measure_on(model, onnx.load(converted), feeds, rounds=6, clock=clock)
     assert isinstance(found, bench.Refusal) and found.comparison.control == pytest.approx(1.5)
+
+
+def test_without_the_library_portable_functions_are_measured(converted):
+    """A file that can only be run by the library is not run without it."""
+    stripped = onnx.load(converted)
+    del stripped.functions[:]
+    if library_path() is None:
+        pytest.skip("the native library is not built")
+    feeds = made_up(load(SOURCE).inputs, 4)
+    bench._run(stripped, feeds, 1)()
+    with pytest.raises(UserError, match="not a registered function"):
+        bench._run(stripped, feeds, 1, native=False)
 
 
 # --------------------------------------------------------------------------- parts
