@@ -50,8 +50,7 @@ def section(rows: list[Row]) -> str:
         "is the mean over five draws of 512 sequences from each side, which overlap, ± its standard error by bootstrap over "
         "documents. Other sets are held-out sequences whose tokens were shuffled, what Python packages say about themselves, "
         "and Python source. **The form of the tool's score was decided on these, on others like them, and on WikiText**. OpenWebText had "
-        "been read for a form before it, with two places along the blocks instead of one, and had no part in the choice of this one. "
-        "The rows of the tool are of that earlier form: with 200,000 tokens the present one has not been read yet.\n",
+        "been read for a form before it, with two places along the blocks instead of one, and had no part in the choice of this one.\n",
         "### Beside others\n",
         "Means over the tokens of a sequence, but for the tool's own score of a sequence. *Oracle*: the temperature that "
         "tells these very sequences apart best.\n",
