@@ -628,7 +628,7 @@ def timed_by(monkeypatch, seconds) -> list[int]:
     """A clock that only runs show: a model with so many outputs takes `seconds(outputs)`. The rows of each run."""
     now, rows = [0.0], []
 
-    def run(model, feeds, threads):
+    def run(model, feeds, threads, native):
         def once():
             now[0] += seconds(len(model.graph.output))
             rows.extend({len(array) for array in feeds.values()})
