@@ -32,4 +32,4 @@ def test_one_process_has_no_interval(costs):
 
 
 def test_every_case_has_a_name_of_its_own(costs):
-    assert len({case.name for case in costs.CASES}) == len(costs.CASES) == 5
+    assert len({case.name for case in costs.CASES}) == len(costs.CASES)
