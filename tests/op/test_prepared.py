@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.inliner
 import pytest
+from onnx.reference import ReferenceEvaluator
 from support.operator_models import model_of, prepared, session, tensors
+from support.paths import MODELS
 
+import gapa_onnx
 from gapa_onnx.op import factors, function, reference
 from gapa_onnx.op.contract import PREPARED
 from gapa_onnx.op.factors import MOST_FACTORS, with_factors
@@ -148,3 +152,19 @@ def test_what_cannot_be_prepared_stays_local() -> None:
     twice = np.concatenate([points[:30], points[:30]])  # singular without a jitter
     assert with_factors(built(twice, 8), 8, 1.0, 0.0).kind == "local"
     assert factors.bytes_of(3000, 50) <= MOST_FACTORS < factors.bytes_of(3200, 50)
+
+
+def test_an_engine_without_functions_runs_a_whole_file() -> None:
+    """ONNX's own evaluator, in numpy, behind the standard's inliner: the answers of onnxruntime without the library."""
+    data = MODELS / "digits_mlp_calibration.npz"
+    converted = gapa_onnx.convert(MODELS / "digits_mlp.onnx", data, m=200, k=20).model
+    rows = np.load(MODELS / "digits_mlp_heldout.npz")["pixels"][:16].astype(np.float32)
+    names = [output.name for output in converted.graph.output]
+    portable = session(converted).run(names, {"pixels": rows})
+    inlined = onnx.inliner.inline_local_functions(converted)
+    other = ReferenceEvaluator(inlined).run(names, {"pixels": rows})
+    for name, one, two in zip(names, portable, other):
+        if name.endswith("ood"):
+            np.testing.assert_array_equal(one, two)
+        elif not name.endswith("pvalue"):  # which moves in steps
+            np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-3 * np.abs(one).max(), err_msg=name)
