@@ -1,18 +1,31 @@
 # FAISS and Eigen from their sources, where no package has them: what the wheels are built of.
 #
 # The archives are those of Debian's source packages, faiss 1.7.3-2 and eigen3 3.4.0-4 (`apt-get source faiss`), by
-# their checksums. Where there is no network, -DFETCHCONTENT_SOURCE_DIR_FAISS= and …_EIGEN= name unpacked ones.
+# their checksums, from the mirror that apt uses or GAPA_DEBIAN_MIRROR names. Where there is no network,
+# -DFETCHCONTENT_SOURCE_DIR_FAISS= and …_EIGEN= name unpacked ones.
 cmake_minimum_required(VERSION 3.24)
 include(FetchContent)
 
+set(GAPA_DEBIAN_MIRROR "" CACHE STRING "Address of a Debian mirror; that of apt where it is empty")
+set(mirror "${GAPA_DEBIAN_MIRROR}")
+if(NOT mirror)
+  execute_process(COMMAND apt-get indextargets --format "$(REPO_URI)" "Created-By: Packages"
+    OUTPUT_VARIABLE mirrors ERROR_QUIET)
+  string(REGEX MATCH "[^\n]+/debian/" mirror "${mirrors}")
+  if(NOT mirror)
+    message(FATAL_ERROR "No Debian mirror is known here: give -DGAPA_DEBIAN_MIRROR=, or unpacked sources.")
+  endif()
+endif()
+string(REGEX REPLACE "/+$" "" mirror "${mirror}")
+string(APPEND mirror "/pool/main/")
+
 FetchContent_Declare(faiss
-  URL ${GAPA_DEBIAN_MIRROR}/pool/main/f/faiss/faiss_1.7.3.orig.tar.gz
-      https://github.com/facebookresearch/faiss/archive/refs/tags/v1.7.3.tar.gz
+  URL ${mirror}f/faiss/faiss_1.7.3.orig.tar.gz
   URL_HASH SHA256=3e4fac26d8c9e9008ecea4ae5fc414c658998fce4ba75835058b1a71d3516002
   SOURCE_SUBDIR nothing-to-add
   DOWNLOAD_EXTRACT_TIMESTAMP TRUE)
 FetchContent_Declare(eigen
-  URL ${GAPA_DEBIAN_MIRROR}/pool/main/e/eigen3/eigen3_3.4.0.orig.tar.bz2
+  URL ${mirror}e/eigen3/eigen3_3.4.0.orig.tar.bz2
   URL_HASH SHA256=b4c198460eba6f28d34894e3a5710998818515104d6e74e5cc331ce31e46e626
   SOURCE_SUBDIR nothing-to-add
   DOWNLOAD_EXTRACT_TIMESTAMP TRUE)
