@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections import Counter
@@ -114,7 +115,7 @@ class Bench:
 def how_it_ended(end: dict[str, Any]) -> str:
     if end["code"] == -9:
         return KILLED
-    if end["code"] == 1 and "OpenBLAS error: Memory allocation" in end["said"]:
+    if end["code"] in (1, -signal.SIGALRM) and "OpenBLAS error: Memory allocation" in end["said"]:
         return BLAS
     assert end["code"] in (0, 2) and "Traceback" not in end["said"], f"exit {end['code']}: {end['said']}"
     if end["code"] == 0:

@@ -85,6 +85,9 @@ def _started(run: Run, shim: ctypes.CDLL) -> tuple[Run, int, int, float]:
     return run, child, told, began
 
 
+LONGEST = 60  # seconds that a command with little memory may take
+
+
 def _run(run: Run, shim: ctypes.CDLL) -> int:
     """The command, in the child."""
     from gapa_onnx import files
@@ -101,6 +104,7 @@ def _run(run: Run, shim: ctypes.CDLL) -> int:
     if "memory" in run:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + run["memory"],) * 2)
+        signal.alarm(LONGEST)  # where OpenBLAS ends the process, onnxruntime's threads may never be joined
     if "user" in run:
         os.setgroups([])
         os.setgid(run["user"])
